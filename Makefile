@@ -4,7 +4,7 @@
 python := .venv/bin/python
 quick := not (real or hostile or slow) or smoke
 SEED := $(shell date +%s)
-benches := fleet gateway learner mismatch nodes recording rollout sandbox sim_fleet sim_nodes step streaming weights
+benches := quickstart roc sandbox fleet sim_fleet rollout gateway streaming learner long_rows step recording weights mismatch nodes sim_nodes
 
 node_modules := requirements/node_modules/.package-lock.json
 
@@ -47,7 +47,7 @@ $(node_modules): requirements/package-lock.json
 	@npm ci --silent --prefix requirements
 
 bench: venv ## every bench in its quick form
-	@set -e; for name in $(benches); do echo "== $$name"; .venv/bin/rocstar bench $$name --quick $(ARGS); done
+	@set -e; for name in $(benches); do echo "== $$name"; .venv/bin/rocstar bench $$name quick=true $(ARGS); done
 
 clean: ## remove what was built; keeps runs/
 	rm -rf .venv .venv-guest .venv-serve sandbox/inside/_native*.so* .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info requirements/node_modules

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from algo.contracts import check_loss
+from bench.measuring.metric import Kind
+from bench.measuring.result import Result
 from engine.assembly.named_parts import load_reward, load_tool
 from engine.assembly.parts import Parts
 from engine.contracts import check_group_reward, check_reward, check_selector, check_stateful_tool, check_tool
@@ -269,6 +271,52 @@ def test_every_page_with_examples_is_run() -> None:
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:
     assert len(TEXT["README.md"].splitlines()) <= 200
+
+
+UNITS = {"ms": 1e3, "us": 1e6, "%": 1e2, "MB": 1e-6, "GB": 1e-9}
+NUMBER = re.compile(r"(\d[\d,]*(?:\.(\d+))?)(?: ?(ms|us|%|MB|GB)\b|(?<=\d) ?(%))?")
+
+
+def claims() -> list[list[str]]:
+    """The rows of the first page's results: claim, figure, what it stands beside, and where it was measured."""
+    table = TEXT["README.md"].partition("## Results")[2].partition("\n## ")[0]
+    return [
+        [cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\|.*\|$", table, re.MULTILINE)
+    ][2:]
+
+
+def shown(text: str) -> list[tuple[float, float, float]]:
+    """Each number of a text: its value, half of its last digit, and what a metric's value is multiplied by."""
+    return [
+        (float(number.replace(",", "")), 0.5 * 10.0 ** -len(digits), UNITS.get(unit or percent, 1.0))
+        for number, digits, unit, percent in NUMBER.findall(text)
+    ]
+
+
+@pytest.mark.parametrize("row", claims(), ids=lambda row: row[0])
+def test_every_number_of_the_results_is_a_metric_of_a_kept_result(row: list[str]) -> None:
+    _, figure, beside, measured = row
+    [(file, names)] = re.findall(r"\]\((bench/results/\w+\.json)\): (.*)", measured)
+    result, metrics = Result.read(ROOT / file), re.findall(r"`([^`]+)`", names)
+    numbers = shown(f"{figure} {beside}")
+    assert len(numbers) == len(metrics) > 0, "each number has a metric, in the same order"
+    for (number, half, factor), name in zip(numbers, metrics, strict=True):
+        value = result.figure(name) * (1.0 if name.startswith("config/") else factor)
+        assert value == pytest.approx(number, abs=half * 1.0001), name
+
+
+@pytest.mark.parametrize("row", claims(), ids=lambda row: row[0])
+def test_a_result_that_the_first_page_quotes_can_be_trusted(row: list[str]) -> None:
+    [file] = re.findall(r"\]\((bench/results/\w+\.json)\)", row[-1])
+    result = Result.read(ROOT / file)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result.date)
+    assert re.fullmatch(r"[0-9a-f]{7,40}", result.commit), "a commit, and nothing that was not committed"
+    assert result.environment.cpu
+    for name in re.findall(r"`([^`]+)`", row[-1]):
+        case, _, metric = name.rpartition("/")
+        if case != "config":
+            assert len(result.samples[case][metric]) >= 3
+            assert not (result.disturbed and result.metrics[metric].kind is Kind.RATIO)
 
 
 def headings(text: str) -> set[str]:

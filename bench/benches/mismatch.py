@@ -1,35 +1,35 @@
 """How far apart are the engine that samples and the learner that trains, on the same tokens and weights?
 
-    python -m bench mismatch [--quick] [--checkpoint FOLDER] [--pairs float32/float32,bfloat16/float32]
+    rocstar bench mismatch [rounds=3] [checkpoint=FOLDER] [pairs=float32/float32,bfloat16/float32]
 
 A real replica rolls the quick start's task with jailed tools, turn after turn, under the checkpoint's weights; the
-learner scores the same tokens of the same trajectories. One row is |learner - sampler| of the log-probabilities of
-sampled tokens in one slice: all of them, a range of positions in the trajectory, a turn. kl is the mean of
-r - 1 - log r with r = learner / sampler (k3), in nats per token. A pair is sampler/learner.
+learner scores the same tokens of the same trajectories. A row is |learner - sampler| of the log-probabilities of
+sampled tokens. A pair is sampler/learner. A round has problems of its own.
 
-mismatch_mean_<pair> is what `LearnerConfig.mismatch_tolerance` has to hold. Where float32/float32 grows with the
-position or the turn, something is wrong with the cache, the positions or the packing; noise does not grow.
+The mean is what `LearnerConfig.mismatch_tolerance` has to hold. Where float32/float32 grows with the position or the
+turn, something is wrong with the cache, the positions or the packing; noise does not grow.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
 from algo.learner.config import LearnerConfig
-from bench import ROOT
-from bench.measuring.report import at_least, environment, existing, fill, finish, interruptible, names, say
+from algo.require import require
+from bench.measuring.bench import Bench, Keep
+from bench.measuring.metric import count
+from bench.measuring.terminal import say
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
@@ -42,13 +42,46 @@ from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, Trajectory
-from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, prompts, python_tool
+from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, prompts, python_tool
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
 
-TINY = ROOT / "recipes/tiny/agent"
-PAIRS = ("float32/float32", "bfloat16/float32", "bfloat16/bfloat16", "float32/bfloat16")
-BUCKET = 64  # positions of a row
+Dtype = Literal["float32", "bfloat16"]
+Pair = Literal["float32/float32", "bfloat16/float32", "bfloat16/bfloat16", "float32/bfloat16"]
+DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16"}
+EARLY, LATE = 64, 128  # positions below and from which a token is early or late in its trajectory
 SEED = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    rounds: Annotated[int, "sets of problems"] = 3
+    trajectories: Annotated[int, "problems of a round, one sample each"] = 256
+    pairs: Annotated[tuple[Pair, ...], "sampler/learner"] = ("float32/float32", "bfloat16/float32", "bfloat16/bfloat16")
+    checkpoint: Annotated[Path, "Hugging Face folder with a chat template"] = SHIPPED
+    device: Annotated[int | None, "a GPU instead of the CPU, for one after the other"] = None
+    threads: Annotated[int, "threads of the learner"] = 2
+
+    def __post_init__(self) -> None:
+        require(self, "at least 1", lambda value: value >= 1, "rounds", "trajectories", "threads")
+        if not (self.checkpoint / "config.json").is_file():
+            raise ValueError(f"checkpoint must be a folder with config.json, got {str(self.checkpoint)!r}")
+        if self.device is not None and any(pair.endswith("/float32") for pair in self.pairs):
+            raise ValueError("pairs must end with /bfloat16 on a device: packed attention on a GPU is in bfloat16")
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return () if self.device is None else (self.device,)
+
+
+METRICS = {
+    "mean": count("mean", "mean |difference|", form=".1e"),
+    "p99": count("p99", "99th percentile of |difference|", form=".1e"),
+    "max": count("largest", "largest |difference|", form=".1e", summary="largest"),
+    "kl": count("kl", "mean of r - 1 - log r with r = learner / sampler, in nats per token", form=".1e"),
+    "late_over_early": count("late / early", f"mean from position {LATE} on over that below {EARLY}"),
+    "later_over_first": count("later / first turn", "mean in later turns over that in the first", form=".2f"),
+    "tokens": count("tokens", "sampled tokens that were compared"),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,41 +104,62 @@ class Compared:
                 parts.append((difference, span, np.full(len(span), number + 1)))
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
-    def slices(self) -> Iterator[tuple[str, NDArray[np.float64]]]:
-        """What a row is about, and its differences."""
-        yield "all", self.difference_M
-        for low in range(0, int(self.positions_M.max()) + 1, BUCKET):
-            inside_M = (self.positions_M >= low) & (self.positions_M < low + BUCKET)
-            if inside_M.any():
-                yield f"position {low}-{low + BUCKET - 1}", self.difference_M[inside_M]
-        for turn in np.unique(self.turns_M).tolist():
-            yield f"turn {turn}", self.difference_M[self.turns_M == turn]
+    def figures(self) -> dict[str, float]:
+        """Returns the figures of a pair; those that compare slices only where both have tokens."""
+        size_M = np.abs(self.difference_M)
+        figures = {
+            "mean": float(size_M.mean()),
+            "p99": float(np.percentile(size_M, 99)),
+            "max": float(size_M.max()),
+            "kl": float((np.expm1(self.difference_M) - self.difference_M).mean()),
+        }
+        slices = {
+            "late_over_early": (self.positions_M >= LATE, self.positions_M < EARLY),
+            "later_over_first": (self.turns_M > 1, self.turns_M == 1),
+        }
+        for name, (above_M, below_M) in slices.items():
+            if above_M.any() and below_M.any() and size_M[below_M].any():
+                figures[name] = float(size_M[above_M].mean() / size_M[below_M].mean())
+        return figures | {"tokens": len(size_M)}
 
 
-def figures(difference_M: NDArray[np.float64]) -> dict[str, float]:
-    """Of |difference|, and the k3 estimate of KL(sampler || learner)."""
-    size_M = np.abs(difference_M)
-    return {
-        "mean": float(size_M.mean()),
-        "p50": float(np.percentile(size_M, 50)),
-        "p99": float(np.percentile(size_M, 99)),
-        "max": float(size_M.max()),
-        "kl": float((np.expm1(difference_M) - difference_M).mean()),
-    }
+def measure(options: Options, keep: Keep) -> None:
+    prepare_environment()
+    for number in range(options.rounds):
+        keep({pair: compared.figures() for pair, compared in uvloop.run(_round(options, number)).items()})
 
 
-def devices(options: argparse.Namespace) -> tuple[int, ...]:
-    return () if options.device is None else (options.device,)
+async def _round(options: Options, number: int) -> dict[str, Compared]:
+    pairs = [parts_of(pair) for pair in options.pairs]
+    rollouts: dict[Dtype, list[Trajectory]] = {}
+    compared: dict[str, Compared] = {}
+    with workspace() as folder:
+        for dtype in sorted({sampler for sampler, _ in pairs}):
+            say(f"round {number + 1} of {options.rounds}: {options.trajectories} rollouts in {dtype}")
+            rollouts[dtype] = await rolled(options, dtype, number)
+        for dtype in sorted({learner for _, learner in pairs}):
+            say(f"round {number + 1} of {options.rounds}: the learner scores them in {dtype}")
+            samplers = [sampler for sampler, learner in pairs if learner == dtype]
+            batches = [Batch.of(0, rollouts[one], np.zeros(len(rollouts[one]), np.float32)) for one in samplers]
+            for sampler, logprobs_N in zip(samplers, await scored(options, dtype, batches, folder), strict=True):
+                compared[f"{sampler}/{dtype}"] = Compared.of(rollouts[sampler], logprobs_N)
+    return {pair: compared[pair] for pair in options.pairs}
 
 
-async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
-    """One sample of each problem by one replica of that dtype, with the checkpoint's own weights."""
+def parts_of(pair: Pair) -> tuple[Dtype, Dtype]:
+    """Returns the dtypes of sampler and learner."""
+    sampler, learner = (DTYPES[name] for name in pair.split("/"))
+    return sampler, learner
+
+
+async def rolled(options: Options, dtype: Dtype, number: int) -> list[Trajectory]:
+    """Samples each problem once by one replica of that dtype, with the checkpoint's own weights."""
     config = ReplicaConfig(
         checkpoint=str(options.checkpoint),
         max_model_len=MAX_TOKENS + 32,
         kv_blocks=2048,
         dtype=dtype,
-        devices=devices(options),
+        devices=options.devices,
     )
     limits = Limits(wall_s=2.0, cpu_s=2.0, memory_bytes=512 << 20)
     async with AsyncExitStack() as stack:
@@ -114,20 +168,22 @@ async def rolled(options: argparse.Namespace, dtype: str) -> list[Trajectory]:
         one_replica = Fleet(FleetConfig(replicas=1), partial(Replica, config), KvAware(MAX_TOKENS), timeline)
         fleet = await stack.enter_async_context(one_replica)
         budget = RolloutConfig(max_tokens=MAX_TOKENS, max_turns=MAX_TOOL_CALLS + 1)
-        rollouts = Rollouts(budget, ChatTemplate.load(options.checkpoint), fleet, [python_tool(box)], timeline, SEED)
+        chat = ChatTemplate.load(options.checkpoint)
+        rollouts = Rollouts(budget, chat, fleet, [python_tool(box)], timeline, SEED)
+        begin = number * options.trajectories
+        problems = islice(prompts("train", SEED), begin, begin + options.trajectories)
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(rollouts.run(prompt, 0, number), name=prompt.id)
-                for number, prompt in enumerate(islice(prompts("train", SEED), options.trajectories))
+                tasks.create_task(rollouts.run(prompt, 0, group), name=prompt.id)
+                for group, prompt in enumerate(problems)
             ]
-    found = [task.result() for task in running]
-    return [trajectory for trajectory in found if trajectory.error is None and trajectory.sampled_tokens]
+    trajectories = [task.result() for task in running]
+    return [trajectory for trajectory in trajectories if trajectory.error is None and trajectory.sampled_tokens]
 
 
-async def scored(options: argparse.Namespace, dtype: str, batches: Sequence[Batch], folder: Path) -> list[Floats]:
-    """What a learner of that dtype says of each batch."""
-    on = "cpu" if options.device is None else "cuda"
-    config = LearnerConfig(threads=options.threads, dtype=dtype, device=on)
+async def scored(options: Options, dtype: Dtype, batches: Sequence[Batch], folder: Path) -> list[Floats]:
+    """Returns what a learner of that dtype says of each batch."""
+    config = LearnerConfig(threads=options.threads, dtype=dtype, device="cuda" if options.devices else "cpu")
     message = Configure(
         checkpoint=str(options.checkpoint.resolve()),
         learner=dataclasses.asdict(config),
@@ -135,70 +191,10 @@ async def scored(options: argparse.Namespace, dtype: str, batches: Sequence[Batc
         weights_dir=str(folder),
         seed=SEED,
     )
-    settings = LearnerProcessConfig(module="algo.learner", devices=devices(options))
+    settings = LearnerProcessConfig(module="algo.learner", devices=options.devices)
     async with LearnerProcess(settings, folder, folder / f"learner-{dtype}.log") as learner:
         await learner.configure(message)
         return [await learner.score(batch) for batch in batches]
 
 
-async def measure(options: argparse.Namespace, found: dict[str, Compared]) -> None:
-    """By pair."""
-    pairs = [pair.split("/") for pair in options.pairs]
-    rollouts: dict[str, list[Trajectory]] = {}
-    compared: dict[str, Compared] = {}
-    with workspace() as folder:
-        for dtype in sorted({sampler for sampler, _ in pairs}):
-            say(f"{options.trajectories} rollouts in {dtype}")
-            rollouts[dtype] = await rolled(options, dtype)
-        for dtype in sorted({learner for _, learner in pairs}):
-            say(f"the learner scores them in {dtype}")
-            samplers = [sampler for sampler, learner in pairs if learner == dtype]
-            batches = [Batch.of(0, rollouts[one], np.zeros(len(rollouts[one]), np.float32)) for one in samplers]
-            for sampler, logprobs_N in zip(samplers, await scored(options, dtype, batches, folder), strict=True):
-                compared[f"{sampler}/{dtype}"] = Compared.of(rollouts[sampler], logprobs_N)
-    found |= {pair: compared[pair] for pair in options.pairs}
-
-
-def report(found: dict[str, Compared]) -> tuple[list[list[str]], dict[str, float]]:
-    """Rows of the table, and the metrics of the JSON line: a pair of equal dtypes has that dtype's name."""
-    rows: list[list[str]] = []
-    metrics: dict[str, float] = {}
-    for pair, compared in found.items():
-        sampler, learner = pair.split("/")
-        name = sampler if sampler == learner else f"{sampler}_{learner}"
-        for title, difference_M in compared.slices():
-            numbers = figures(difference_M)
-            rows.append([pair, title, f"{len(difference_M):,}", *(f"{value:.1e}" for value in numbers.values())])
-            if title == "all":
-                metrics |= {f"mismatch_{kind}_{name}": numbers[kind] for kind in ("max", "mean", "kl")}
-    return rows, metrics
-
-
-def show(options: argparse.Namespace, machine: dict[str, Any], found: dict[str, Compared]) -> None:
-    rows, metrics = report(found)
-    header = ("sampler/learner", "tokens of", "tokens", "mean", "p50", "p99", "max", "kl")
-    title = "|learner - sampler| of log-probabilities, one checkpoint"
-    finish("mismatch", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
-
-
-def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench mismatch", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="128 trajectories instead of 1,024")
-    parser.add_argument(
-        "--checkpoint", type=existing("config.json"), default=TINY, help="Hugging Face folder with a chat template"
-    )
-    parser.add_argument("--pairs", type=names(PAIRS), help="sampler/learner")
-    parser.add_argument("--device", type=at_least(0), help="a GPU instead of the CPU, for one after the other")
-    parser.add_argument("--trajectories", type=at_least(1))
-    parser.add_argument("--threads", type=at_least(1), default=2, help="of the learner")
-    options = parser.parse_args(given)
-    pairs = list(PAIRS[:3] if options.device is None else PAIRS[2:])  # packed attention on a GPU is in bfloat16
-    fill(options, trajectories=(128, 1024), pairs=(pairs, pairs))
-    return options
-
-
-def main() -> None:
-    prepare_environment()
-    options, machine = arguments(), environment()
-    found: dict[str, Compared] = {}
-    interruptible(lambda: uvloop.run(measure(options, found)), lambda: show(options, machine, found), found)
+BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "1", "trajectories": "128"})

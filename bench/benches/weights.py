@@ -1,26 +1,22 @@
-"""Weight sync: how long from the learner's last optimizer step until all replicas serve the new weights?
+"""How long from the learner's last optimizer step until all replicas serve the new weights?
 
-    python -m bench weights [--quick] [--sizes tiny,97m,600m] [--transports shm,gloo,adapter,delta] [--rounds 7]
+    rocstar bench weights [rounds=7] [sizes=tiny,97m] [transports=shm,gloo,adapter,delta] [device=0]
 
 For each size a random Qwen3, its real learner and two real vLLM engines on the CPU. A round begins when a training
 step (at a learning rate of 1e-6) has ended: the learner publishes its weights as a new version, and both engines load
-them and pass the canary. No request is in flight. Then the same again while one request is under way: the stall is the
-longest time between two of its tokens less the usual one. MB is what a version takes: all weights; with `adapter` a
-LoRA adapter of rank 32, which is loaded beside the older ones; with `delta` the changed bytes of all weights, written
-and applied as for nodes (`engine.nodes.deltas`), then loaded as with shm. With `--device` learner and one engine share
-a GPU in bfloat16, and weights go by shm.
+them and pass the canary, with no request in flight. Then the same again while a request is under way.
 
-The floor is a plain copy of the same bytes in the same round, with a thread per core: into memory that was written
-before, and into fresh memory, whose pages the kernel has yet to give. `copy_floor_ratio_<transport>_<size>` is the
-median over rounds of the whole time over the first floor. It holds more than one copy: the learner's, that of each
-engine (each on one core), the kernels' packing of it, and a forward pass of the canary on both sides.
+shm and gloo move all weights; adapter moves a LoRA adapter of rank 32, which is loaded beside the older ones; delta
+moves the changed bytes of all weights, written and applied as for nodes (`engine.nodes.deltas`), and then loads as shm
+does. With `device` learner and one engine share a GPU in bfloat16, and weights go by shm.
 
-tiny and 97m are fp32; 600m is bf16 in the engines, fp32 in the learner (some 10 GB of memory in all).
+The floor is a plain copy of the same bytes in the same round, with a thread per core. An update holds more than one
+copy: the learner's, that of each engine (each on one core), the kernels' packing of it, and a forward pass of the
+canary on both sides. tiny and 97m are fp32; 600m is bf16 in the engines, fp32 in the learner (some 10 GB in all).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import itertools
@@ -33,13 +29,16 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from algo.learner.config import LearnerConfig
-from bench.measuring.report import at_least, environment, fill, finish, interruptible, names, say
+from algo.require import require
+from bench.measuring.bench import Bench, Keep
+from bench.measuring.metric import megabytes, milliseconds, ratio
+from bench.measuring.terminal import say
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.canary import tolerance_of
 from engine.fleet.config import FleetConfig
@@ -62,26 +61,46 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 DTYPES = {"tiny": "float32", "97m": "float32", "600m": "bfloat16"}
 FLOOR_BYTES = 256 << 20
-TRANSPORTS = ("shm", "gloo", "adapter", "delta")
+Size = Literal["tiny", "97m", "600m"]
+Transport = Literal["shm", "gloo", "adapter", "delta"]
 ON_GPU = ("shm", "adapter")
 LORA_RANK = 32
 UNDER_WAY = 200  # tokens of the request that an update meets
 CANARY = [[3 + 7 * number + index for index in range(9)] for number in range(2)]  # 16 rows: MKL takes twice for 14
-PARTS = (
-    "publish_s",
-    "learner_canary_s",
-    "delta_s",
-    "load_s",
-    "canary_s",
-    "total_s",
-    "stall_s",
-    "copy_s",
-    "fresh_copy_s",
-)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    rounds: Annotated[int, "updates of each case, at most 7"] = 7
+    sizes: Annotated[tuple[Size, ...], "models"] = ("tiny", "97m")
+    transports: Annotated[tuple[Transport, ...], "ways of the weights"] = ("shm", "gloo", "adapter", "delta")
+    device: Annotated[int | None, "a GPU instead of the CPU"] = None
+    ranks: Annotated[int, "ranks of the learner"] = 1
+
+    def __post_init__(self) -> None:
+        require(self, "at least 1", lambda value: value >= 1, "ranks")
+        require(self, "1 to 7", lambda value: 1 <= value <= 7, "rounds")
+        if self.device is not None and not set(self.transports) <= set(ON_GPU):
+            raise ValueError(f"transports must be of {', '.join(ON_GPU)} on a device, got {','.join(self.transports)}")
+
+
+METRICS = {
+    "moved_bytes": megabytes("moved", "bytes that a version takes"),
+    "publish_s": milliseconds("publish", "the learner writes the version"),
+    "learner_canary_s": milliseconds("learner canary", "its forward pass over the canary"),
+    "delta_s": milliseconds("delta", "written and applied"),
+    "load_s": milliseconds("load", "the slower engine loads and packs it"),
+    "canary_s": milliseconds("canary", "the slower engine's forward pass"),
+    "total_s": milliseconds("total", "from the step's end until both engines serve the version"),
+    "stall_s": milliseconds("stall", "longest wait for a token of a request that an update meets, less the usual"),
+    "copy_s": milliseconds("copy", "of the same bytes into memory that was written before"),
+    "fresh_copy_s": milliseconds("fresh copy", "into memory whose pages the kernel has yet to give"),
+    "over_copy": ratio("total / copy", "in the same round", form=".1f"),
+}
 
 
 class Timed(Replica):
-    """A replica that tells how long its last update and canary took."""
+    """A replica that measures how long its last update and canary took."""
 
     load_s = canary_s = 0.0
 
@@ -92,9 +111,9 @@ class Timed(Replica):
 
     async def logprobs(self, sequences: Any) -> Floats:
         started = time.perf_counter()
-        found = await super().logprobs(sequences)
+        logprobs = await super().logprobs(sequences)
         self.canary_s = time.perf_counter() - started
-        return found
+        return logprobs
 
 
 def write_model(folder: str, size: str) -> None:
@@ -120,7 +139,7 @@ def write_model(folder: str, size: str) -> None:
 
 
 def random_batch(step: int) -> Batch:
-    """Eight trajectories of 32 tokens, half of them sampled, which pull the weights somewhere."""
+    """Makes eight trajectories of 32 tokens, half of them sampled, which pull the weights somewhere."""
     rng = np.random.default_rng(step)
     sampled = np.tile(np.arange(32) >= 16, 8)
     return Batch(
@@ -135,7 +154,7 @@ def random_batch(step: int) -> Batch:
 
 
 class Floor:
-    """Copies of as many bytes as the weights have (of FLOOR_BYTES at most, and scaled), a thread per core."""
+    """Copies as many bytes as the weights have (FLOOR_BYTES at most, and scaled), with a thread per core."""
 
     def __init__(self, size_bytes: int) -> None:
         self.copied = min(size_bytes, FLOOR_BYTES)
@@ -154,12 +173,13 @@ class Floor:
             return (time.perf_counter() - started) * self.scale
 
     def measure(self) -> dict[str, float]:
+        """Returns the seconds of a copy into memory that was written before, and into fresh memory."""
         return {"copy_s": self.seconds(self.target), "fresh_copy_s": self.seconds(np.empty_like(self.source))}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is measured together: one learner and two engines."""
+    """What is measured together: a learner and its engines."""
 
     size: str
     transport: str
@@ -213,11 +233,8 @@ class Case:
         )
 
 
-Round = tuple[Case, dict[str, float]]  # seconds by part
-
-
-async def measured(case: Case, rounds: list[Round]) -> None:
-    """Adds rounds; the first, in which memory is made, is left out."""
+async def measured(case: Case) -> list[dict[str, float]]:
+    """Returns the figures of each round but the first, in which memory is made."""
     replicas: list[Timed] = []
 
     def make(index: int, core: int | None, on_step: Any) -> Timed:
@@ -230,6 +247,7 @@ async def measured(case: Case, rounds: list[Round]) -> None:
         on_update="finish" if case.transport == "adapter" else "continue",
     )
     floor = Floor(case.size_bytes)
+    rounds = []
     with workspace() as folder:
         devices = () if case.gpu is None else (case.gpu,)
         process = LearnerProcessConfig(module="algo.learner", ranks=case.ranks, devices=devices)
@@ -242,13 +260,16 @@ async def measured(case: Case, rounds: list[Round]) -> None:
             update = Update(case, learner, fleet, replicas, Path(ready.weights))
             for number in range(case.rounds + 1):
                 say(f"{case.size} by {case.transport}, round {number} of {case.rounds}")
-                found = await update.next() | await update.stall() | floor.measure()
-                if number:
-                    rounds.append((case, found))
+                rounds.append(figures(await update.next(), await update.stall(), floor.measure()))
+    return rounds[1:]
+
+
+def figures(update: dict[str, float], stall: dict[str, float], floor: dict[str, float]) -> dict[str, float]:
+    return {**update, **stall, **floor, "over_copy": update["total_s"] / floor["copy_s"]}
 
 
 class Update:
-    """A version after the other reaches the replicas."""
+    """Brings one version after the other to the replicas."""
 
     def __init__(
         self, case: Case, learner: LearnerProcess, fleet: Fleet, replicas: Sequence[Timed], newest: Path
@@ -257,6 +278,7 @@ class Update:
         self.version, self.newest = 0, newest
 
     async def next(self) -> dict[str, float]:
+        """Trains, publishes and loads a version. Returns the seconds of its parts."""
         self.version += 1
         trained, canary = await self.learner.train(random_batch(self.version), self.version)
         before, self.newest = self.newest, Path(trained.weights)
@@ -281,11 +303,12 @@ class Update:
         }
 
     async def stall(self) -> dict[str, float]:
-        """How much longer than usual a request that is under way waits for a token while an update comes."""
+        """Returns how much longer than usual a request that is under way waits for a token while an update comes."""
         sampling = Sampling(
             max_tokens=UNDER_WAY, temperature=1.0, seed=None, stop_token_ids=(), ignore_eos=True, bundle=1
         )
-        key, came, begun = self.fleet.new_key(), [], asyncio.Event()
+        key, begun = self.fleet.new_key(), asyncio.Event()
+        came: list[float] = []
 
         async def request() -> None:
             async for _, delta in self.fleet.turn(key, 0, [3, 4, 5, 6], sampling):
@@ -307,7 +330,7 @@ def size_of(path: Path) -> int:
 
 
 def by_delta(before: Path, newest: Path) -> tuple[Path, int]:
-    """(the new weights, made of the old ones and a delta, its bytes); all weights where a delta is not worth it."""
+    """Returns the new weights, made of the old ones and a delta, and its bytes; all weights if a delta does not pay."""
     delta, made = newest.with_suffix(".delta"), newest.with_name("made.safetensors")
     digest = deltas.write(before, newest, delta)
     if digest is None:
@@ -319,14 +342,15 @@ def by_delta(before: Path, newest: Path) -> tuple[Path, int]:
 
 
 def checkpoint_of(size: str, folder: Path) -> tuple[Path, int]:
-    """The folder of a random checkpoint, and the bytes of its weights. Made in a process of its own (`write_model`)."""
+    """Makes a random checkpoint in a process of its own. Returns its folder and the bytes of its weights."""
     path = folder / size
     code = f"from bench.benches.weights import write_model; write_model({str(path)!r}, {size!r})"
     subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.DEVNULL)
     return path, sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
-def measure(options: argparse.Namespace, rounds: list[Round]) -> None:
+def measure(options: Options, keep: Keep) -> None:
+    prepare_environment()
     with tempfile.TemporaryDirectory() as folder:
         for size in options.sizes:
             path, size_bytes = checkpoint_of(size, Path(folder))
@@ -340,41 +364,8 @@ def measure(options: argparse.Namespace, rounds: list[Round]) -> None:
                     size_bytes=size_bytes,
                     gpu=options.device,
                 )
-                asyncio.run(measured(case, rounds))
+                for values in asyncio.run(measured(case)):
+                    keep({f"{size}/{transport}": values})
 
 
-def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[Round]) -> None:
-    rows, metrics = [], {}
-    for case in dict.fromkeys(case for case, _ in rounds):
-        found = [seconds for other, seconds in rounds if other == case]
-        ratio = statistics.median(seconds["total_s"] / seconds["copy_s"] for seconds in found)
-        parts = {name: statistics.median(seconds[name] for seconds in found) for name in PARTS}
-        of = f"{case.transport}_{case.size}"
-        metrics |= {f"copy_floor_ratio_{of}": ratio, **{f"{name}_{of}": value for name, value in parts.items()}}
-        numbers = [f"{1e3 * value:.1f}" for value in parts.values()]
-        moved_bytes = statistics.median(seconds["moved_bytes"] for seconds in found)
-        metrics[f"moved_bytes_{of}"] = moved_bytes
-        rows.append([case.size, case.transport, f"{moved_bytes / 1e6:.1f}", *numbers, f"{ratio:.1f}"])
-    header = ["model", "transport", "MB", *(f"{name.removesuffix('_s')} ms" for name in PARTS), "total / copy"]
-    finish("weights", "weight sync, medians", header, rows, config=vars(options), metrics=metrics, environment=machine)
-
-
-def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench weights", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="the tiny model, three rounds")
-    parser.add_argument("--sizes", type=names(tuple(SIZES)), help=",".join(SIZES))
-    parser.add_argument("--transports", type=names(TRANSPORTS), help=",".join(TRANSPORTS))
-    parser.add_argument("--device", type=at_least(0), help="a GPU instead of the CPU")
-    parser.add_argument("--ranks", type=at_least(1), default=1, help="of the learner")
-    parser.add_argument("--rounds", type=int, choices=range(1, 8), metavar="1..7")
-    options = parser.parse_args(given)
-    ways = list(TRANSPORTS if options.device is None else ON_GPU)
-    fill(options, sizes=(["tiny"], ["tiny", "97m"]), rounds=(3, 7), transports=(ways, ways))
-    return options
-
-
-def main() -> None:
-    options, machine = arguments(), environment()
-    prepare_environment()
-    rounds: list[Round] = []
-    interruptible(lambda: measure(options, rounds), lambda: show(options, machine, rounds), rounds)
+BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "3", "sizes": "tiny"})

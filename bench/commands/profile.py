@@ -1,18 +1,17 @@
-"""A real run of a recipe under a sampling profiler: where the time of each process goes, and of each stage.
+"""Puts a real run of a recipe under a sampling profiler: where the time of each process and of each stage goes.
 
-    python -m bench profile recipes/quickstart.py [field=value ...] [--steps 5] [--rate 50] [--torch]
+    rocstar bench profile recipes/quickstart.py [steps=5] [rate=50] [torch=true] [field=value of the recipe ...]
 
 py-spy looks at every process of the run: node, replicas, learner, sandbox. runs/bench/profile.svg is a flame graph for
 a browser, runs/bench/profile.txt the same as text (a stack a line, with its samples). The tables say what each stage of
 the pipeline, yours too, did with its time; the lines at which the node's event loop stood still; and those that took
-most of each process. With --torch PyTorch's own profiler traces the learner's second batch too, operator by operator
+most of each process. With torch=true PyTorch's own profiler traces the learner's second batch too, operator by operator
 (runs/bench/learner_trace.json for ui.perfetto.dev, learner_operators.txt). Sampling costs time: compare profiles with
 profiles.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -24,10 +23,12 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from bench.measuring.report import at_least, say, table
+from bench.measuring.terminal import say, table
+from engine.console.options import Positional, Rest, parse
 
 FOLDER = Path("runs/bench")
 LINES = 5  # of each process
@@ -44,8 +45,24 @@ _LIBRARY = ("site-packages/", "lib/python", "<")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Options:
+    recipe: Annotated[Path, Positional("the recipe's file")]
+    steps: Annotated[int, "steps of the run"] = 5
+    rate: Annotated[int, "samples a second, of each process"] = 50
+    torch: Annotated[bool, "PyTorch's own profiler in the learner, too"] = False
+    fields: Annotated[tuple[str, ...], Rest("options of the recipe")] = ()
+
+    def __post_init__(self) -> None:
+        if not self.recipe.is_file():
+            raise ValueError(f"recipe must be a file, recipes/quickstart.py say, got {str(self.recipe)!r}")
+        for name in ("steps", "rate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageTime:
-    """Over the whole run; seconds summed over a stage's workers."""
+    """A stage over the whole run. Seconds are summed over its workers."""
 
     name: str
     items: float
@@ -62,9 +79,9 @@ class StageTime:
 
 
 def stages(rows: Sequence[Mapping[str, float]]) -> list[StageTime]:
-    """From the rows of metrics.jsonl: the last one has the sums."""
+    """Returns the stages from the rows of metrics.jsonl, of which the last one has the sums."""
     last = next((row for row in reversed(rows) if any(map(_STAGE.fullmatch, row))), {})
-    names = [found[1] for found in map(_STAGE.fullmatch, last) if found is not None]
+    names = [match[1] for match in map(_STAGE.fullmatch, last) if match is not None]
     return [
         StageTime(
             name=name,
@@ -79,20 +96,20 @@ def stages(rows: Sequence[Mapping[str, float]]) -> list[StageTime]:
 
 
 def hottest(stacks: Iterable[str]) -> dict[str, list[tuple[str, float]]]:
-    """{role: (line, share of the role's samples), the first LINES of them}.
+    """Returns the LINES that took most of each role's samples, with their share.
 
     stacks: py-spy's raw lines, "process PID:command;process PID:command;function (file:line);... samples", outermost
-    first. A sample counts for its innermost line that is no library's, else for the innermost one; a replica's, which
-    was forked from the node's own code, for the innermost one.
+    first. A sample counts for its innermost line that is no library's, else for its innermost line. A replica's always
+    counts for the latter, as it was forked from the node's own code.
     """
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     for line in stacks:
         frames, _, samples = line.strip().rpartition(" ")
-        found = frames.split(";")
-        calls = [frame for frame in found if not frame.startswith("process ")]
+        stack = frames.split(";")
+        calls = [frame for frame in stack if not frame.startswith("process ")]
         if not calls or not samples.isdigit():
             continue
-        process = next(frame for frame in reversed(found) if frame.startswith("process "))  # each below its parent
+        process = next(frame for frame in reversed(stack) if frame.startswith("process "))  # each below its parent
         role = _role(process)
         own = [call for call in calls if not any(mark in call for mark in _LIBRARY)] if role != "replica" else []
         counted[role][(own or calls)[-1]] += int(samples)
@@ -106,12 +123,12 @@ def _role(process: str) -> str:
     return next((role for mark, role in ROLES.items() if mark in process), "node")
 
 
-def profiled(recipe: Path, words: Sequence[str], *, steps: int, rate: int, folder: Path) -> Path:
-    """Runs it; returns the run's folder. Raises subprocess.CalledProcessError."""
+def profiled(recipe: Path, fields: Sequence[str], *, steps: int, rate: int, folder: Path) -> Path:
+    """Runs the recipe and returns the run's folder. Raises subprocess.CalledProcessError."""
     spy = Path(sysconfig.get_path("scripts")) / "py-spy"
     raw = folder / "profile.txt"
     command = [str(spy), "record", "--subprocesses", "--full-filenames", "--format", "raw", "--rate", str(rate)]
-    run = [sys.executable, str(recipe), f"steps={steps}", f"runs={folder}", "name=run", "fresh=true", *words]
+    run = [sys.executable, str(recipe), f"steps={steps}", f"runs={folder}", "name=run", "fresh=true", *fields]
     with subprocess.Popen(run) as going:
         spying = subprocess.Popen([*command, "--output", str(raw), "--pid", str(going.pid)], stderr=subprocess.DEVNULL)
         try:
@@ -126,17 +143,18 @@ def profiled(recipe: Path, words: Sequence[str], *, steps: int, rate: int, folde
 
 
 def flame_graph(raw: Path, svg: Path) -> None:
-    """py-spy draws only what it samples itself, so this draws its text: a rectangle for each function, as wide as its
-    samples, its callers below.
+    """Draws py-spy's text: a rectangle for each function, as wide as its samples, with its callers below.
+
+    py-spy itself draws only what it samples for a drawing.
     """
     root: dict[str, Any] = {}
     for line in raw.read_text().splitlines():
         frames, _, samples = line.rpartition(" ")
         place = root
         for frame in frames.split(";") if samples.isdigit() else ():
-            found = place.setdefault(frame, [0, {}])
-            found[0] += int(samples)
-            place = found[1]
+            box = place.setdefault(frame, [0, {}])
+            box[0] += int(samples)
+            place = box[1]
     svg.write_text("".join(_drawn(root)))
 
 
@@ -160,8 +178,8 @@ def _boxes(place: Mapping[str, Any], x: float, y: float, scale: float) -> Iterab
     for frame, (count, below) in place.items():
         width = count * scale
         if width >= 1:
-            name = frame.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-            shown = name[: int(width / 7)] if width > 30 else ""
+            name = escape(frame)
+            shown = escape(frame[: int(width / 7)]) if width > 30 else ""
             hue = sum(map(ord, frame)) % 50
             box = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT - 1}" fill="hsl({hue},80%,70%)"'
             yield f"<g><title>{name}: {count}</title><rect {box}/>"
@@ -185,27 +203,19 @@ def show(run: Path, raw: Path) -> None:
     with raw.open() as stacks:
         lines = [
             [role if number == 0 else "", line, f"{100 * share:.0f} %"]
-            for role, found in hottest(stacks).items()
-            for number, (line, share) in enumerate(found)
+            for role, most in hottest(stacks).items()
+            for number, (line, share) in enumerate(most)
         ]
     table("lines that took most, of each process's samples", ["process", "line", "share"], lines)
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench profile", description=__doc__.splitlines()[0])
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument("--steps", type=at_least(1), default=5)
-    parser.add_argument("--rate", type=at_least(1), default=50, help="samples a second, of each process")
-    parser.add_argument("--torch", action="store_true", help="PyTorch's own profiler in the learner, too")
-    options, words = parser.parse_known_args(argv)
-    words += [f"learner.trace={FOLDER.absolute()}"] if options.torch else []
-    if not options.recipe.is_file():
-        print(f"error: there is no recipe {options.recipe}. Fix: recipes/quickstart.py, say", file=sys.stderr)
-        return 2
+    options = parse(Options, argv, program="rocstar bench profile", description=__doc__)
+    fields = [*options.fields, *([f"learner.trace={FOLDER.absolute()}"] if options.torch else [])]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            run = profiled(options.recipe, words, steps=options.steps, rate=options.rate, folder=folder)
+            run = profiled(options.recipe, fields, steps=options.steps, rate=options.rate, folder=folder)
         except FileNotFoundError:
             print("error: py-spy is not installed. Fix: pip install py-spy", file=sys.stderr)
             return 2

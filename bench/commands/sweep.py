@@ -1,113 +1,114 @@
-"""A bench with every combination of some options: a table, and a plot of two of its figures.
+"""Runs a bench with each value of an option, or each pair of values of two: a table, and a plot.
 
-python -m bench sweep rollout --over trajectories=256,1024 --over rounds=3 [--plot METRIC,METRIC] [options]
+rocstar bench sweep rollout over=trajectories:256,1024 [by=concurrent:64,256] [metric=M] [options of the bench]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from bench.measuring.report import drawn, say, table
+from bench.measuring.result import Result, name_of
+from bench.measuring.terminal import say, table, written
+from engine.console.options import Positional, Rest, parse
 
-Point = tuple[dict[str, str], Mapping[str, Any]]  # options, metrics
-
-
-def combinations(over: Sequence[str]) -> list[dict[str, str]]:
-    """Raises ValueError for what is not NAME=VALUE,VALUE.
-
-    >>> combinations(["a=1,2", "b=x"])
-    [{'a': '1', 'b': 'x'}, {'a': '2', 'b': 'x'}]
-    """
-    names, values = [], []
-    for each in over:
-        name, equals, given = each.partition("=")
-        if not name or not equals or not given:
-            raise ValueError(f"--over must be NAME=VALUE,VALUE, got {each!r}")
-        names.append(name)
-        values.append(given.split(","))
-    return [dict(zip(names, chosen, strict=True)) for chosen in product(*values)]
+PLOT = Path("runs/bench/sweep.png")
+Chosen = dict[str, str]  # option -> value
 
 
-def measured(name: str, chosen: Mapping[str, str], further: Sequence[str]) -> Mapping[str, Any]:
-    """The metrics of one run, in a process of its own. Raises CalledProcessError."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "result.json"
-        words = [word for option, value in chosen.items() for word in (f"--{option}", value)]
-        command = [sys.executable, "-m", "bench", name, *words, *further, "--json", str(path)]
-        say(shlex.join(command[1:-2]))
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        found: Mapping[str, Any] = json.loads(path.read_text())["metrics"]
-        return found
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which points no other one is better than in both, larger being better; by their first number.
-
-    >>> pareto([(1, 5), (2, 4), (2, 3), (3, 1)])
-    [0, 1, 3]
-    """
-    order = sorted(range(len(points)), key=lambda index: (-points[index][0], -points[index][1]))
-    found, best = [], float("-inf")
-    for index in order:
-        if points[index][1] > best:
-            found.append(index)
-            best = points[index][1]
-    return sorted(found, key=lambda index: points[index][0])
-
-
-def plot(path: Path, points: Sequence[Point], x: str, y: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    places = [(float(metrics[x]), float(metrics[y])) for _, metrics in points]
-    best = pareto(places)
-    axes.plot([places[index][0] for index in best], [places[index][1] for index in best], color="0.7", zorder=1)
-    for (chosen, _), (across, up) in zip(points, places, strict=True):
-        axes.scatter([across], [up], zorder=2)
-        axes.annotate(" ".join(f"{name}={value}" for name, value in chosen.items()), (across, up), fontsize=7)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    bench: Annotated[str, Positional("name of the bench")]
+    over: Annotated[str, "an option and its values, FIELD:VALUE,VALUE"]
+    by: Annotated[str, "a second one"] = ""
+    metric: Annotated[str, "show this figure only, CASE/METRIC"] = ""
+    fields: Annotated[tuple[str, ...], Rest("options of the bench")] = ()
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench sweep", description=__doc__.splitlines()[0])
-    parser.add_argument("bench")
-    parser.add_argument("--over", action="append", required=True, metavar="NAME=VALUE,VALUE")
-    parser.add_argument("--plot", metavar="METRIC,METRIC", help="larger is better in both: the line is what can be had")
-    options, further = parser.parse_known_args(argv)
+    options = parse(Options, argv, program="rocstar bench sweep", description=__doc__)
+    points: list[tuple[Chosen, Result]] = []
     try:
-        points: list[Point] = [
-            (chosen, measured(options.bench, chosen, further)) for chosen in combinations(options.over)
-        ]
-        shown = [name for name, value in points[0][1].items() if isinstance(value, int | float)]
-        axes = options.plot.split(",") if options.plot else []
-        if unknown := [name for name in axes if name not in shown]:
-            raise ValueError(f"--plot: there is no {unknown[0]} (there is: {', '.join(shown)})")
-        if len(axes) not in (0, 2):
-            raise ValueError(f"--plot must be two metrics, got {options.plot!r}")
-    except (ValueError, subprocess.CalledProcessError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    header = [*points[0][0], *shown]
-    rows = [
-        [*chosen.values(), *(f"{metrics.get(name, float('nan')):.4g}" for name in shown)] for chosen, metrics in points
-    ]
-    table(f"{options.bench} over {' and '.join(points[0][0])}", header, rows)
-    if axes:
-        print(drawn(Path("runs/bench/sweep.png"), lambda path: plot(path, points, *axes)))
+        for chosen in combinations(options.over, options.by):
+            points.append((chosen, measured(options.bench, chosen, options.fields)))
+    except subprocess.CalledProcessError as error:
+        say(f"error: the bench ended with exit code {error.returncode}; see above")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted: the finished points follow")
+    if not points:
+        return 130
+    rows = rows_of(points, options.metric)
+    table(options.bench, ["", *(_label(chosen) for chosen, _ in points)], rows)
+    print(f"plot: {written(PLOT, partial(plot, points=points, metric=options.metric))}")
     return 0
+
+
+def combinations(over: str, by: str = "") -> list[Chosen]:
+    """Returns the options of each point. Raises ValueError for an axis that is not FIELD:VALUE,VALUE.
+
+    >>> combinations("a:1,2", "b:x")
+    [{'a': '1', 'b': 'x'}, {'a': '2', 'b': 'x'}]
+    """
+    points: list[Chosen] = [{}]
+    for axis in (over, by) if by else (over,):
+        field, colon, values = axis.partition(":")
+        if not field or not colon or not values:
+            raise ValueError(f"an axis of a sweep must be FIELD:VALUE,VALUE, got {axis!r}")
+        points = [point | {field: value} for point in points for value in values.split(",")]
+    return points
+
+
+def measured(name: str, chosen: Chosen, fields: Sequence[str]) -> Result:
+    """Runs the bench in a process of its own. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        options = [*(f"{field}={value}" for field, value in chosen.items()), *fields]
+        say(shlex.join(["rocstar", "bench", name, *options]))
+        command = [sys.executable, "-m", "bench", name, *options, f"json={path}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return Result.read(path)
+
+
+def rows_of(points: Sequence[tuple[Chosen, Result]], metric: str) -> list[list[str]]:
+    """Returns a row for each figure, a column for each point. Raises ValueError for a metric that there is not."""
+    names = list(dict.fromkeys(name for _, result in points for name in result.flat()))
+    if metric and metric not in names:
+        raise ValueError(f"metric must be one of {', '.join(names)}, got {metric!r}")
+    return [[name, *(_cell(result, name) for _, result in points)] for name in names if metric in ("", name)]
+
+
+def plot(path: Path, *, points: Sequence[tuple[Chosen, Result]], metric: str) -> None:
+    """Draws a figure over the points, by default the first one, with a dot for each round."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    name = metric or next(iter(points[0][1].flat()))
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    samples = [result.flat().get(name, []) for _, result in points]
+    for place, values in enumerate(samples):
+        axes.plot([place] * len(values), values, "k.")
+    axes.set_xticks(range(len(points)), [_label(chosen) for chosen, _ in points], fontsize=7)
+    axes.set_ylabel(name)
+    figure.savefig(path, dpi=150)
+
+
+def _cell(result: Result, name: str) -> str:
+    for case, figures in result.figures.items():
+        for metric, value in figures.items():
+            if name_of(case, metric) == name:
+                return result.metrics[metric].shown(value)
+    return ""
+
+
+def _label(chosen: Chosen) -> str:
+    return " ".join(f"{field}={value}" for field, value in chosen.items())

@@ -1,4 +1,4 @@
-"""Whether somebody else used the machine while a bench ran: then its ratios say nothing."""
+"""Tells whether somebody else used the machine while a bench ran: then its ratios say nothing."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Surroundings:
-    """Looks at the machine's CPU from now on."""
+    """Watches the machine's CPU from its construction on."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._all_s, self._own_s = _busy_s(), _own_s()
 
     def others(self) -> float:
-        """Share of all cores that other processes have used, from 0 to 1."""
+        """Returns the share of all cores that other processes have used, from 0 to 1."""
         seconds = max(1e-9, time.monotonic() - self._began)
         used_s = (_busy_s() - self._all_s) - (_own_s() - self._own_s)
         return max(0.0, used_s / seconds / (os.cpu_count() or 1))
 
 
-def reason(others: float, rounds: int | None) -> str | None:
-    """Why no ratio of a run is to be told; None: they are good. rounds: None where a bench has none.
+def reason(others: float, rounds: int) -> str | None:
+    """Returns why no ratio of a run is to be shown; None: they are good.
 
     >>> reason(0.02, 5) is None
     True
@@ -38,19 +38,19 @@ def reason(others: float, rounds: int | None) -> str | None:
     """
     if others > MOST:
         return f"other processes used {100 * others:.0f} % of the CPU"
-    if rounds is not None and rounds < ROUNDS:
+    if rounds < ROUNDS:
         return f"{rounds} of the {ROUNDS} rounds that show a spread"
     return None
 
 
 def _busy_s() -> float:
-    """CPU seconds of everybody since the machine started."""
+    """Returns the CPU seconds of all processes since the machine started."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system + irq + softirq) / _TICKS
 
 
 def _own_s() -> float:
-    """Of this process, its descendants, and those that have ended."""
+    """Returns the CPU seconds of this process and its descendants, those that have ended included."""
     own = os.times()
     seconds = own.user + own.system + own.children_user + own.children_system
     for process in family(os.getpid())[1:]:

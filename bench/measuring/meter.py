@@ -1,8 +1,8 @@
-"""CPU seconds and memory of groups of processes, read from outside.
+"""Reads CPU seconds and memory of groups of processes from outside.
 
 Invariants
-- CPU counts every process below the given roots, those that came and ended meanwhile included.
-- A meter leaves no cgroup behind, and the processes where they were.
+- CPU counts every process below the given roots, those included that came and ended meanwhile.
+- A meter leaves no cgroup behind, and leaves the processes where they were.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ RELEASE_S = 2.0  # processes that are being born while others are moved out need
 
 
 class Meter:
-    """CPU seconds of the trees below `roots` since the start of the meter, to the nanosecond with cgroup v1.
+    """Counts the CPU seconds of the trees below `roots` since its construction, to the nanosecond with cgroup v1.
 
-    Elsewhere from psutil, in clock ticks: exact enough over some hundred calls. (A cgroup v2 would do as well,
-    but moving a host into one would tear it from the cgroups that it made for its own children.)
+    Elsewhere psutil gives them in clock ticks, which is exact enough over some hundred calls. (A cgroup v2 would do as
+    well, but moving a host into one would tear it from the cgroups that it made for its own children.)
     """
 
     def __init__(self, roots: Iterable[int]) -> None:
@@ -45,7 +45,7 @@ class Meter:
         return sum(_cpu_s(process) for process in self._processes())
 
     def memory_bytes(self) -> int:
-        """Proportional share of all mapped pages (PSS); kernel objects such as namespaces are not included."""
+        """Returns the proportional share of all mapped pages (PSS), without kernel objects such as namespaces."""
         return sum(map(_memory_bytes, self._processes()))
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Meter:
 
 
 def threads_cpu_s(pid: int) -> float:
-    """CPU seconds of one process, to the nanosecond."""
+    """Returns the CPU seconds of one process, to the nanosecond."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -74,21 +74,21 @@ def children_of(pid: int) -> set[int]:
 
 
 def listeners(port: int) -> list[int]:
-    """Processes of this machine that hold a listening TCP socket on `port`."""
-    found = psutil.net_connections("tcp")
+    """Returns the processes of this machine that hold a listening TCP socket on `port`."""
+    sockets = psutil.net_connections("tcp")
     return sorted(
-        {each.pid for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid}
+        {each.pid for each in sockets if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid}
     )
 
 
 def local_port(host: str, port: int) -> int | None:
-    """`port`, if `host` is this machine."""
+    """Returns `port` if `host` is this machine."""
     addresses = {info[4][0] for info in socket.getaddrinfo(host, port)}
     return port if addresses & {"127.0.0.1", "::1", "0.0.0.0"} else None
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Its own CPU and that of its children that ended."""
+    """Returns its own CPU and that of its children that have ended."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
@@ -104,7 +104,7 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def _make_cpuacct() -> Path | None:
-    """A fresh group below our own in cgroup v1's cpuacct, None where there is none or we may not."""
+    """Makes a group below our own in cgroup v1's cpuacct; None where there is none or we may not."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     root = next((row[1] for row in mounts if row[2] == "cgroup" and "cpuacct" in row[3].split(",")), None)
     own = re.search(r"^\d+:(?:\S+,)?cpuacct(?:,\S+)?:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
@@ -122,7 +122,7 @@ def _make_cpuacct() -> Path | None:
 
 
 def _move(members: Callable[[], Iterable[int]], group: Path) -> None:
-    """Move `members()` into `group` until no new one turns up: a fork may be under way."""
+    """Moves `members()` into `group` until no new one turns up: a fork may be under way."""
     done: set[int] = set()
     deadline = time.monotonic() + RELEASE_S
     while (new := set(members()) - done) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Programs that a bench runs, and CPU seconds of them by the part they belong to."""
+"""Runs programs for a bench, and reads their CPU seconds by the part to which each process belongs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLES = {  # by what the command line holds, first match wins
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and everything below it; empty when it has ended."""
+    """Returns a process and all below it, or nothing when it has ended."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -30,7 +30,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def cpu_seconds(root: int) -> Counter[str]:
-    """CPU seconds so far by role, ended children included for tool calls; a process that ends meanwhile is left out."""
+    """Returns the CPU seconds so far by role. Ended children count for tool calls only."""
     seconds: Counter[str] = Counter()
     for process in family(root):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -45,7 +45,7 @@ def cpu_seconds(root: int) -> Counter[str]:
 
 @contextlib.contextmanager
 def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A program without output; if the block ends first, it is told to end and has STOP_S for that."""
+    """Runs a program without showing its output. If the block ends first, the program is told to end within STOP_S."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             yield process

@@ -1,32 +1,30 @@
-"""What others do, as policies for the same Protocol: baselines for the benches, and simple choices for a user."""
+"""Placement policies of others, for the same Protocol as ours: rivals in the benches, and simple choices for a user."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from bench.placement.sticky import Engine, Sticky, Tracked
-from engine.balancing.balancer import Place
-from engine.replica.port import KvSample
+from bench.placement.workload import Traced
+from engine.balancing.balancer import Balancer, Place
+from engine.balancing.kv_aware import KvAware
+from engine.balancing.round_robin import RoundRobin
 
 
 class StaticSplit(Sticky):
-    """Those that wait together are cut into contiguous parts of one size, a part per replica.
-
-    barrier: no turn starts before every other trajectory has its tool results: turns go in lockstep over all replicas
-    (a tool call itself still starts when its own turn ends, which flatters this policy).
-    """
+    """Cuts those that wait together into contiguous parts of one size, a part per replica."""
 
     rule = "split"
 
-    def __init__(self, barrier: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.barrier = barrier
         self._next = 0  # replica that takes the next part
         self._plan: dict[int, Engine] = {}
 
     def decide(self, now: float) -> list[Place]:
-        if self.barrier and self.waiting() < len(self._all):
-            return []
         engines = [self._engines[index] for index in sorted(self._engines)]
         if engines:
             count = len(self._homeless)
@@ -40,25 +38,25 @@ class StaticSplit(Sticky):
         return self._plan[item.key]
 
 
-class LeastInFlight(Sticky):
-    """Each new trajectory goes to the replica with fewest of them, tool-waiting ones included.
+class Capped(Sticky):
+    """Sends each new trajectory to the replica with fewest of them, tool-waiting ones included.
 
-    cap: at most so many per replica, the others wait (PipelineRL: 64); None: no bound.
+    cap: at most so many per replica, and the others wait (as in PipelineRL).
     """
 
     rule = "least in flight"
 
-    def __init__(self, cap: int | None = None) -> None:
+    def __init__(self, cap: int) -> None:
         super().__init__()
-        self.cap = None if cap is None else _at_least_one("cap", cap)
+        self.cap = _at_least_one("cap", cap)
 
     def _choose(self, item: Tracked) -> Engine | None:
-        found = self._emptiest()
-        return found if self.cap is None or len(found.at_home) < self.cap else None
+        emptiest = min(self._engines.values(), key=lambda engine: len(engine.at_home))
+        return emptiest if len(emptiest.at_home) < self.cap else None
 
 
 class TokenBudget(Sticky):
-    """As many trajectories per replica as surely fit at their largest (rStar2-Agent, arXiv 2508.20722, section 3)."""
+    """Admits as many trajectories per replica as surely fit at their largest (rStar2-Agent, 2508.20722, section 3)."""
 
     rule = "budget"
 
@@ -67,169 +65,87 @@ class TokenBudget(Sticky):
         self.max_tokens = _at_least_one("max_tokens", max_tokens)
 
     def _choose(self, item: Tracked) -> Engine | None:
-        found = max(self._engines.values(), key=self._slots)
-        return found if self._slots(found) > 0 else None
+        roomiest = max(self._engines.values(), key=self._slots)
+        return roomiest if self._slots(roomiest) > 0 else None
 
     def _slots(self, engine: Engine) -> int:
         surely = engine.blocks // math.ceil(self.max_tokens / engine.block_size)
         return max(1, surely) - len(engine.at_home)
 
 
-class Aimd(Sticky):
-    """One bound on all trajectories in flight, driven by KV use and preemptions every `interval_s` (prime-rl).
+class ThunderPolled(Sticky):
+    """Pauses trajectories at tool boundaries when their contexts overfill a replica (after ThunderAgent, 2602.13692).
 
-    It starts at what surely fits and grows by a quarter while KV use is under 0.6 and the bound is reached; over 0.8 it
-    is trimmed towards 0.7; a preemption takes a fifth, a queue in an engine a tenth. It follows the number of replicas.
-    Nothing that runs is cancelled.
-    """
-
-    rule = "aimd"
-
-    def __init__(self, max_tokens: int, interval_s: float = 5.0) -> None:
-        super().__init__()
-        self.max_tokens = _at_least_one("max_tokens", max_tokens)
-        self.interval_s = _positive("interval_s", interval_s)
-        self._each = 0.0  # the bound, per replica
-        self._next = -math.inf
-        self._preempted = 0
-
-    def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
-        super().replica_up(replica, blocks, block_size)
-        self._each = self._each or max(1.0, blocks * block_size // self.max_tokens)
-
-    @property
-    def bound(self) -> float:
-        return self._each * len(self._engines)
-
-    def sample(self, replica: int, sample: KvSample, now: float) -> None:
-        super().sample(replica, sample, now)
-        self._preempted += sample.preempted
-
-    def decide(self, now: float) -> list[Place]:
-        if now >= self._next and self._engines:
-            self._next = now + self.interval_s
-            self._adapt()
-        return super().decide(now)
-
-    def _adapt(self) -> None:
-        seen = [(engine, engine.sample) for engine in self._engines.values() if engine.sample is not None]
-        used = max((1 - sample.free_blocks / engine.blocks for engine, sample in seen), default=1.0)
-        if self._preempted:
-            self._each *= 0.8
-        elif any(sample.waiting for _, sample in seen):
-            self._each *= 0.9
-        elif seen and used > 0.8:
-            self._each *= 0.7 / used
-        elif used < 0.6 and self._in_flight() >= int(self.bound):
-            self._each *= 1.25
-        self._each, self._preempted = max(self._each, 1.0), 0
-
-    def _choose(self, item: Tracked) -> Engine | None:
-        return self._emptiest() if self._in_flight() < int(self.bound) else None
-
-    def _in_flight(self) -> int:
-        return sum(len(engine.at_home) for engine in self._engines.values())
-
-
-class ThunderLike(Sticky):
-    """Programs are paused at tool boundaries when their contexts overfill a replica (after ThunderAgent, 2602.13692).
-
-    Every `interval_s`: over 0.95 of a replica, tool-waiting trajectories lose their place, the smallest first, down to
-    0.8. Those without a place get one when their context and `buffer_tokens` fit below 0.85, paused ones before new
-    ones and the smallest first, on the emptiest replica. The margins, and that a place is given at once, are not in
-    the original: `ThunderPolled`.
+    Every `interval_s` (5 s there), those without a place get one where their context and `buffer_tokens` fit, paused
+    ones before new ones and the smallest first, on the emptiest replica. Then tool-waiting trajectories of an overfull
+    replica lose their place, the smallest first. Where that is not enough, running ones do at the end of their turn.
     """
 
     rule = "resume"
-    over, down_to, below = 0.95, 0.8, 0.85  # shares of a replica's tokens
 
     def __init__(self, interval_s: float = 1.0, buffer_tokens: int = 512) -> None:
+        if interval_s <= 0:
+            raise ValueError(f"interval_s must be positive, got {interval_s}")
         super().__init__()
-        self.interval_s = _positive("interval_s", interval_s)
+        self.interval_s = interval_s
         self.buffer_tokens = buffer_tokens
         self._next = -math.inf
-        self._paused: dict[int, Tracked] = {}  # whatever their state
-
-    def decide(self, now: float) -> list[Place]:
-        if now >= self._next:
-            self._next = now + self.interval_s
-            for engine in self._engines.values():
-                self._pause(engine)
-        return super().decide(now)
-
-    def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
-        super().trajectory_ended(key, tokens, finished)
-        self._paused.pop(key, None)
-
-    def _first(self) -> Tracked:
-        paused = (item for item in self._paused.values() if item.state == "waiting")
-        return min(paused, key=lambda item: (item.tokens, item.key), default=None) or super()._first()
-
-    def _choose(self, item: Tracked) -> Engine | None:
-        fitting = [engine for engine in self._engines.values() if self._fits(item, engine)]
-        found = min(fitting, key=self._used_tokens, default=None)
-        if found is not None:
-            self._paused.pop(item.key, None)
-        return found
-
-    def _fits(self, item: Tracked, engine: Engine) -> bool:
-        need = item.tokens + self.buffer_tokens
-        return not engine.at_home or self._used_tokens(engine) + need <= self.below * engine.blocks * engine.block_size
-
-    def _used_tokens(self, engine: Engine) -> int:
-        return engine.tokens + self.buffer_tokens * len(engine.at_home)
-
-    def _pause(self, engine: Engine) -> None:
-        capacity_tokens = engine.blocks * engine.block_size
-        if self._used_tokens(engine) <= self.over * capacity_tokens:
-            return
-        idle = [item for item in engine.at_home.values() if item.state == "tool"]
-        for item in sorted(idle, key=lambda item: item.tokens):
-            if self._used_tokens(engine) <= self.down_to * capacity_tokens:
-                return
-            self._paused[item.key] = item
-            self._lose_home(item)
-
-
-class ThunderPolled(ThunderLike):
-    """As in ThunderAgent's sources: a replica is filled to the last token, places are given only every `interval_s`
-    (5 s there) and before others lose theirs, and where no tool-waiting trajectory is left to lose its place, running
-    ones lose it at the end of their turn.
-    """
-
-    over = down_to = below = 1.0
-
-    def __init__(self, interval_s: float = 1.0, buffer_tokens: int = 512) -> None:
-        super().__init__(interval_s, buffer_tokens)
         self._due = False
-        self._marked: set[int] = set()
+        self._paused: dict[int, Tracked] = {}  # whatever their state
+        self._marked: set[int] = set()  # running ones that lose their place at the end of their turn
 
     def decide(self, now: float) -> list[Place]:
         self._due = now >= self._next
-        placed = Sticky.decide(self, now)
+        placed = super().decide(now)
         if self._due:
             self._next = now + self.interval_s
             for engine in self._engines.values():
                 self._pause(engine)
         return placed
 
-    def _choose(self, item: Tracked) -> Engine | None:
-        return super()._choose(item) if self._due else None
-
     def turn_finished(self, key: int, tokens: int, now: float) -> None:
         super().turn_finished(key, tokens, now)
         if key in self._marked:
             self._marked.remove(key)
-            self._paused[key] = self._all[key]
-            self._lose_home(self._all[key])
+            self._suspend(self._all[key])
 
     def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
         super().trajectory_ended(key, tokens, finished)
+        self._paused.pop(key, None)
         self._marked.discard(key)
 
+    def _first(self) -> Tracked:
+        paused = (item for item in self._paused.values() if item.state == "waiting")
+        return min(paused, key=lambda item: (item.tokens, item.key), default=None) or super()._first()
+
+    def _choose(self, item: Tracked) -> Engine | None:
+        if not self._due:
+            return None
+        fitting = [engine for engine in self._engines.values() if self._fits(item, engine)]
+        emptiest = min(fitting, key=self._used_tokens, default=None)
+        if emptiest is not None:
+            self._paused.pop(item.key, None)
+        return emptiest
+
+    def _fits(self, item: Tracked, engine: Engine) -> bool:
+        need = item.tokens + self.buffer_tokens
+        return not engine.at_home or self._used_tokens(engine) + need <= engine.blocks * engine.block_size
+
+    def _used_tokens(self, engine: Engine) -> int:
+        return engine.tokens + self.buffer_tokens * len(engine.at_home)
+
+    def _suspend(self, item: Tracked) -> None:
+        self._paused[item.key] = item
+        self._lose_home(item)
+
     def _pause(self, engine: Engine) -> None:
-        super()._pause(engine)
-        over_tokens = self._used_tokens(engine) - engine.blocks * engine.block_size
+        capacity_tokens = engine.blocks * engine.block_size
+        idle = [item for item in engine.at_home.values() if item.state == "tool"]
+        for item in sorted(idle, key=lambda item: item.tokens):
+            if self._used_tokens(engine) <= capacity_tokens:
+                return
+            self._suspend(item)
+        over_tokens = self._used_tokens(engine) - capacity_tokens
         running = [item for item in engine.at_home.values() if item.state == "running"]
         for item in sorted(running, key=lambda item: (item.key not in self._marked, item.tokens)):
             if over_tokens <= 0:
@@ -244,7 +160,40 @@ def _at_least_one(name: str, value: int) -> int:
     return value
 
 
-def _positive(name: str, value: float) -> float:
-    if value <= 0:
-        raise ValueError(f"{name} must be positive, got {value}")
-    return value
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What a policy may know of the work and of a replica.
+
+    poll_s, buffer_tokens: those of ThunderAgent, in the scale of the trajectories.
+    """
+
+    longest_tokens: int
+    mean_tokens: float
+    kv_tokens: int
+    poll_s: float
+    buffer_tokens: int
+
+    @classmethod
+    def of(cls, trace: Sequence[Traced], kv_tokens: int, *, poll_s: float = 1.0, buffer_tokens: int = 512) -> Setting:
+        lengths = [row.total_tokens for row in trace]
+        return cls(
+            longest_tokens=max(lengths),
+            mean_tokens=sum(lengths) / len(lengths),
+            kv_tokens=kv_tokens,
+            poll_s=poll_s,
+            buffer_tokens=buffer_tokens,
+        )
+
+
+OURS = "kv_aware"
+Policy = Literal["kv_aware", "round_robin", "static", "cap", "budget", "thunder_polled"]
+NAMES: tuple[Policy, ...] = get_args(Policy)
+POLICIES: Mapping[str, Callable[[Setting], Balancer]] = {
+    OURS: lambda setting: KvAware(setting.longest_tokens),
+    "round_robin": lambda setting: RoundRobin(),
+    "static": lambda setting: StaticSplit(),
+    # A fixed cap that knows the workload: as many trajectories as fit at their mean length.
+    "cap": lambda setting: Capped(max(1, int(setting.kv_tokens / setting.mean_tokens))),
+    "budget": lambda setting: TokenBudget(setting.longest_tokens),
+    "thunder_polled": lambda setting: ThunderPolled(setting.poll_s, setting.buffer_tokens),
+}

@@ -1,9 +1,9 @@
 """The books of a policy that keeps each trajectory on the replica where it began.
 
 Invariants
-- A trajectory is waiting, running or tool-waiting; one that has a home counts there until it leaves or loses it, which
-  happens when that replica dies or drains.
-- Those with a home go first, then the others first come first served; nobody is ever moved while running.
+- A trajectory is waiting, running or tool-waiting. One that has a home counts there until it ends or loses its home,
+  which happens when that replica dies or drains.
+- Those with a home are placed first, then the others first come first served; nobody is moved while running.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from engine.replica.port import KvSample
 
 @dataclass(slots=True)
 class Tracked:
+    """A trajectory as the books have it. steps: those of its replica when `tokens` was true."""
+
     key: int
     tokens: int
     state: str = "waiting"  # "waiting" | "running" | "tool"
     home: int | None = None
-    steps: int = 0  # of its replica, when `tokens` was true
+    steps: int = 0
 
 
 @dataclass(slots=True)
 class Engine:
+    """A replica as the books have it."""
+
     index: int
     blocks: int
     block_size: int
@@ -38,7 +42,7 @@ class Engine:
 
     @property
     def tokens(self) -> int:
-        """Lengths of those at home, running ones having grown by a token a step."""
+        """Lengths of those at home; running ones grow by a token a step."""
         return self.context_tokens + self.running * self.steps
 
     def count(self, item: Tracked, sign: int) -> None:
@@ -48,14 +52,14 @@ class Engine:
 
 
 class Sticky(ABC):
-    """The books; a policy says in `_choose` where one without a home goes, or that it waits."""
+    """Keeps the books. A policy says in `_choose` where a trajectory without a home goes, or that it waits."""
 
     rule = ""
 
     def __init__(self) -> None:
         self._all: dict[int, Tracked] = {}
         self._returning: dict[int, Tracked] = {}
-        self._homeless: OrderedDict[int, Tracked] = OrderedDict()  # the first is found at once
+        self._homeless: OrderedDict[int, Tracked] = OrderedDict()  # the first is at hand at once
         self._engines: dict[int, Engine] = {}
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
@@ -64,14 +68,14 @@ class Sticky(ABC):
         self._engines[replica] = Engine(replica, blocks, block_size)
 
     def replica_down(self, replica: int) -> None:
-        self._engines.pop(replica, None)  # none when it drained
+        self._engines.pop(replica, None)  # it has gone already when it drained
         for item in self._all.values():
             if item.home == replica:
                 item.state = "tool" if item.state == "running" else item.state
                 self._lose_home(item)
 
     def replica_drain(self, replica: int) -> None:
-        """Those who wait lose their home now, the others at the end of their turn."""
+        """Takes the home of those who wait now, and of the others at the end of their turn."""
         for item in self._engines.pop(replica).at_home.values():
             if item.state != "running":
                 self._lose_home(item)
@@ -94,7 +98,7 @@ class Sticky(ABC):
         if item.state == "waiting":
             raise ValueError(f"trajectory {key} ends a turn while it waits")
         self._becomes(item, "tool", tokens)
-        if item.home not in self._engines:  # it drains
+        if item.home not in self._engines:  # its replica drains
             item.home = None
 
     def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
@@ -126,7 +130,7 @@ class Sticky(ABC):
 
     @abstractmethod
     def _choose(self, item: Tracked) -> Engine | None:
-        """Where a trajectory without a home begins; None: it waits."""
+        """Returns where a trajectory without a home begins; None: it waits."""
 
     def _run(self, item: Tracked, rule: str) -> Place:
         assert item.home is not None
@@ -151,6 +155,3 @@ class Sticky(ABC):
         item.home = None
         if self._returning.pop(item.key, None):
             self._homeless[item.key] = item
-
-    def _emptiest(self) -> Engine:
-        return min(self._engines.values(), key=lambda engine: len(engine.at_home))

@@ -1,4 +1,4 @@
-"""Workloads of multi-turn rollouts: what each trajectory generates, what its tools answer, how long they take.
+"""Workloads of multi-turn rollouts: what each trajectory generates, what its tools answer, and how long they take.
 
 A trace is one JSON line per trajectory, gzipped where the name ends in `.gz`:
 
@@ -6,9 +6,9 @@ A trace is one JSON line per trajectory, gzipped where the name ends in `.gz`:
 
 Turn 0's prompt is shared by its group; a later turn's prompt is the tools' answer. `calls` holds (tokens generated in
 the turn when the call's closing tag is complete, seconds it runs); `tool_latency_s` is their maximum. `generate` draws
-new traces of five kinds. Their distributions are assumed, not measured; the anchors are those of the rStar2-Agent
-report (arXiv 2508.20722): responses of 8K and 12K tokens, at most 10 turns, about 2.75 calls a rollout that take 0.3 s
-on average and 4 s at most.
+new traces of five kinds. Their distributions are assumed, not measured; they are anchored in the rStar2-Agent report
+(arXiv 2508.20722): responses of 8K and 12K tokens, at most 10 turns, about 2.75 calls a rollout that take 0.3 s on
+average and 4 s at most.
 
 | kind | what it is |
 |---|---|
@@ -25,7 +25,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """prompt_new_tokens come in, gen_tokens come out, then the calls run beside each other."""
+    """A turn: prompt_new_tokens come in, gen_tokens come out, then the calls run beside each other."""
 
     prompt_new_tokens: int
     gen_tokens: int
@@ -61,35 +61,37 @@ class Traced:
 
     @property
     def total_tokens(self) -> int:
-        """Its length at the end: prompt, answers of tools and what was generated."""
+        """Its length at the end: prompt, answers of tools and generated tokens."""
         return sum(turn.prompt_new_tokens + turn.gen_tokens for turn in self.turns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """groups x samples trajectories."""
+    """A workload of groups x samples trajectories."""
 
     groups: int
     samples: int
 
 
-KINDS = ("math8k", "math12k", "agentic", "uniform", "bimodal")
-FULL = {kind: Size(groups=128, samples=32) for kind in KINDS} | {"agentic": Size(groups=64, samples=16)}
+Kind = Literal["math8k", "math12k", "agentic", "uniform", "bimodal"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FULL: dict[str, Size] = {kind: Size(groups=128, samples=32) for kind in KINDS}
+FULL["agentic"] = Size(groups=64, samples=16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Small:
-    """A kind for tiny replicas of 100 blocks x 32 tokens: lengths and tool seconds multiplied, fewer trajectories."""
+    """How a kind is made smaller for tiny replicas of 100 blocks x 32 tokens: factors of lengths and tool seconds."""
 
     size: Size
     tokens: float
     seconds: float
 
 
-# Demand for KV over what two tiny replicas have is that of eight H200 (3 to 6 times). For agentic also generated over
-# context tokens (0.21), tool over generation seconds of a turn (0.6) and seconds to refill the cache over seconds of a
-# trajectory (0.25, on an H200 0.13: nearer would leave two trajectories in a cache) are kept, at 131 us per prompt
-# token and 6.7 ms a step.
+# Demand for KV over the KV of two tiny replicas is as on eight H200s (3 to 6 times). For agentic three more ratios are
+# kept, at 131 us per prompt token and 6.7 ms a step: generated over context tokens (0.21), tool over generation seconds
+# of a turn (0.6), and seconds to refill the cache over seconds of a trajectory (0.25; on an H200 0.13, but that would
+# leave two trajectories in a cache).
 SMALL = {
     "math8k": Small(size=Size(groups=12, samples=8), tokens=1 / 14, seconds=0.15),
     "math12k": Small(size=Size(groups=12, samples=8), tokens=1 / 20, seconds=0.15),
@@ -100,11 +102,11 @@ SMALL = {
 
 
 def generate(kind: str, seed: int, size: Size | None = None) -> list[Traced]:
-    """A new trace of a kind. Raises ValueError for an unknown kind."""
+    """Returns a new trace of a kind. Raises ValueError for an unknown kind."""
     if kind not in _DRAW:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     size = size or FULL[kind]
-    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    rng = np.random.default_rng([seed, list(_DRAW).index(kind)])
     rows = [
         (group, turns) for group in range(size.groups) for turns in _DRAW[kind](rng, size.samples)
     ]  # a group's trajectories are neighbours
@@ -112,7 +114,7 @@ def generate(kind: str, seed: int, size: Size | None = None) -> list[Traced]:
 
 
 def small(kind: str, seed: int) -> list[Traced]:
-    """A new trace of a kind for tiny replicas."""
+    """Returns a new trace of a kind for tiny replicas."""
     if kind not in SMALL:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     shape = SMALL[kind]
@@ -120,7 +122,7 @@ def small(kind: str, seed: int) -> list[Traced]:
 
 
 def scaled(trace: Iterable[Traced], tokens: float, seconds: float) -> list[Traced]:
-    """All lengths times `tokens` (at least 1) and all tool latencies times `seconds`."""
+    """Multiplies all lengths by `tokens` (to at least 1) and all tool latencies by `seconds`."""
     return [
         Traced(traj=row.traj, group=row.group, turns=tuple(_scaled(turn, tokens, seconds) for turn in row.turns))
         for row in trace
@@ -144,15 +146,15 @@ def load(path: str | Path) -> list[Traced]:
     """Reads a trace. Raises ValueError naming file and line for a line that is not one."""
     data = Path(path).read_bytes()
     text = (gzip.decompress(data) if Path(path).suffix == ".gz" else data).decode()
-    found = []
+    rows = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
             row = json.loads(line)
             turns = tuple(_turn(turn) for turn in row["turns"])
-            found.append(Traced(traj=int(row["traj"]), group=int(row["group"]), turns=turns))
+            rows.append(Traced(traj=int(row["traj"]), group=int(row["group"]), turns=turns))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {number}: not a trajectory: {error!r}") from error
-    return found
+    return rows
 
 
 def _turn(turn: dict[str, Any]) -> Turn:
@@ -187,10 +189,10 @@ def _clipped_lognormal(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tools:
-    """Calls of a turn, where they end in it, and how long they take.
+    """Draws the calls of a turn, where they end in it, and how long they take.
 
-    extra: probabilities of a second and of a third call; terse: of a turn that ends 2 tokens after its last call (the
-    rest talk on); late: share of calls that take as long as they may.
+    extra: probabilities of a second and of a third call. terse: probability that a turn ends 2 tokens after its last
+    call instead of talking on. late: share of calls that take as long as they may.
     """
 
     extra: tuple[float, float]
@@ -223,15 +225,15 @@ SERVICES = Tools(extra=(0.17, 0.08), terse=0.75, gap_tokens=105, median_s=1.6, s
 def _turns(
     rng: np.random.Generator, prompts: Sequence[int], gens: Sequence[int], tools: Tools, budget: int
 ) -> list[Turn]:
-    """Turns until `budget` tokens (the first prompt aside) are used up; the last one calls no tool."""
+    """Returns turns until `budget` tokens (the first prompt aside) are used up; the last one calls no tool."""
     turns: list[Turn] = []
-    left = budget
+    remaining = budget
     for number, (prompt, wanted) in enumerate(zip(prompts, gens, strict=True)):
-        left -= prompt if number else 0
-        if left < 1:
+        remaining -= prompt if number else 0
+        if remaining < 1:
             break
-        gen = min(max(1, wanted), left)
-        left -= gen
+        gen = min(max(1, wanted), remaining)
+        remaining -= gen
         calls = tools.draw(rng, gen)
         turns.append(
             Turn(
@@ -243,7 +245,7 @@ def _turns(
 
 
 def _math(rng: np.random.Generator, samples: int, median: float, budget: int) -> list[list[Turn]]:
-    """A group's difficulty and a rollout's own luck multiply; longer ones take more turns of uneven shares."""
+    """Draws a group, whose difficulty multiplies each rollout's luck; longer ones take more turns of uneven shares."""
     prompt = round(float(_clipped_lognormal(rng, 325, 0.35, 150, 1000, 1)[0]))
     totals = median * np.exp(0.55 * rng.standard_normal() + 0.60 * rng.standard_normal(samples))
     rows = []

@@ -1,9 +1,8 @@
 """KV blocks of a simulated engine: in use, in the prefix cache, or unused.
 
 Freed blocks stay in the cache; the least recently freed are evicted first, of one trajectory its tail first, so that
-what is cached of it is always a prefix. A group's prompt is shared: in use as long as one of its requests runs, cached
-afterwards. Blocks that were never full are reused first. With `host_blocks` all that was computed is also copied to
-host memory, of which the least recently written is dropped.
+what is cached of it is always a prefix. A group's prompt is shared: it is in use as long as one of its requests runs,
+and cached afterwards. Blocks that were never full are reused first.
 
 Invariant (`check`): blocks in use, cached and unused add up to all of them.
 """
@@ -14,31 +13,25 @@ from collections import OrderedDict
 
 
 class KvCache:
-    """Blocks are counted, not numbered. shared: full blocks of the group's prompt, which every member begins with."""
+    """Counts blocks without numbering them. shared: full blocks of the prompt that all members of a group share."""
 
-    def __init__(self, blocks: int, host_blocks: int = 0) -> None:
+    def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.host_blocks = host_blocks
         self.free = blocks  # as vLLM counts: unused ones and all that is cached
         self._cached: OrderedDict[int, int] = OrderedDict()  # own blocks by key; of group g's prompt by -1 - g
         self._cached_blocks = 0
         self._users: dict[int, int] = {}  # running requests of a group
-        self._host: OrderedDict[int, int] = OrderedDict()
-        self._host_used = 0
 
     def in_use(self, group: int) -> bool:
         return group in self._users
 
     def found(self, key: int, group: int, shared: int) -> int:
-        """Blocks of the trajectory that are there, its group's prompt included."""
+        """Returns the blocks of the trajectory that are there, those of its group's prompt included."""
         prompt = shared if group in self._users else self._cached.get(-1 - group, 0)
         return prompt + self._cached.get(key, 0)
 
-    def on_host(self, key: int) -> int:
-        return self._host.get(key, 0)
-
     def hold(self, key: int, group: int, shared: int, blocks: int) -> None:
-        """The trajectory runs with `blocks` in all; what is cached of them is used."""
+        """Takes `blocks` in all for a trajectory that runs now, the cached ones among them."""
         own = self._cached.pop(key, 0)
         prompt = self._cached.pop(-1 - group, 0)
         self._cached_blocks -= own + prompt
@@ -49,7 +42,7 @@ class KvCache:
         self.take(blocks - own - (shared if there else prompt))
 
     def take(self, blocks: int) -> None:
-        """Of the unused ones, then the longest unused of the cache."""
+        """Takes unused blocks, then those of the cache that were freed longest ago."""
         assert 0 <= blocks <= self.free, (blocks, self.free)
         self.free -= blocks
         while self._cached_blocks > self.free:
@@ -62,7 +55,7 @@ class KvCache:
             self._cached_blocks -= evicted
 
     def release(self, key: int, group: int, shared: int, blocks: int, full: int) -> None:
-        """The trajectory no longer runs; of its `blocks`, `full` are computed to their end and stay cached."""
+        """Frees the blocks of a trajectory that no longer runs; `full` of them are computed to their end and cached."""
         own = max(0, full - shared)
         self.free += blocks - shared
         if own:
@@ -75,11 +68,6 @@ class KvCache:
             if shared:
                 self._cached[-1 - group] = shared
                 self._cached_blocks += shared
-        if self.host_blocks:
-            self._host_used += full - self._host.pop(key, 0)
-            self._host[key] = full
-            while self._host_used > self.host_blocks:
-                self._host_used -= self._host.popitem(last=False)[1]
 
     def check(self, running: list[tuple[int, int, int, int]]) -> None:
         """Raises AssertionError unless it fits to the running requests: (key, group, shared, blocks)."""
@@ -92,4 +80,3 @@ class KvCache:
         assert all(count > 0 for count in self._cached.values())
         assert not self._cached.keys() & {key for key, _, _, _ in running}
         assert not self._cached.keys() & {-1 - group for group in groups}
-        assert sum(self._host.values()) == self._host_used <= self.host_blocks

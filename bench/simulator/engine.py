@@ -1,5 +1,4 @@
-"""A vLLM engine as a discrete-event model: queue, blocks and prefix cache step by step, seconds by
-`bench.simulator.costs`.
+"""A vLLM engine as a discrete-event model: queue, blocks and prefix cache step by step, seconds by its machine's cost.
 
 What it keeps of vLLM V1
 - Waiting requests are taken first come first served, at most max_num_seqs, a prompt in chunks within
@@ -8,10 +7,10 @@ What it keeps of vLLM V1
   computed again from what the prefix cache still holds (`bench.simulator.cache`). It needs what it held, so that
   nothing is admitted until something ends.
 
-What it leaves out: the blocks of a whole prompt are taken when its first chunk is; no scheduling bubble between steps.
+What it leaves out: the blocks of a whole prompt are taken with its first chunk, and steps follow each other at once.
 
-Between two events all steps are alike but for one token more per request. `begin` opens a segment of as many of them as
-nothing can happen in; `end` closes it. `cut` shortens it to the next step boundary when a request comes or goes.
+Between two events all steps are alike but for one token more per request. `begin` opens a segment of as many steps as
+nothing can happen in, and `end` closes it. `cut` shortens it to the next step boundary when a request comes or goes.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from collections import deque
 from dataclasses import dataclass
 
 from bench.simulator.cache import KvCache
-from bench.simulator.costs import Machine
+from bench.simulator.machine import Machine
 from engine.replica.port import KvSample
 
 
 @dataclass(slots=True)
 class Request:
-    """One turn of trajectory `key`: tokens to have in the cache first, then `generate` tokens to come.
+    """One turn of trajectory `key`: tokens that the cache must hold first, and `generate` tokens that follow.
 
-    prompt_tokens: length of the prompt that the group shares. held: tokens of it in whole blocks that an engine had
-    computed before; what of them is not found in the cache is recomputed.
+    prompt_tokens: length of the prompt that the group shares. held: tokens in whole blocks that an engine had computed
+    before; those that the cache has lost are recomputed.
     """
 
     key: int
@@ -47,7 +46,7 @@ class Request:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a segment brought: the sample at its end; turns that ended; requests aborted, with what is left of them."""
+    """What a segment brought: a sample at its end, turns that ended, and aborted requests with their remaining work."""
 
     sample: KvSample
     finished: list[Request]
@@ -55,21 +54,17 @@ class Outcome:
 
 
 class Engine:
-    """host_blocks: KV blocks in host memory to which all that is computed is copied (0: none).
+    """longest_segment: steps; an engine that runs gives a sample at least that often."""
 
-    longest_segment: steps; an engine that runs gives a sample at least that often.
-    """
-
-    def __init__(self, machine: Machine, host_blocks: int = 0, longest_segment: int = 32) -> None:
+    def __init__(self, machine: Machine, longest_segment: int = 32) -> None:
         self.machine = machine
         self.longest_segment = longest_segment
-        self.cache = KvCache(machine.blocks, host_blocks)
+        self.cache = KvCache(machine.blocks)
         self.busy_s = 0.0
         self.steps = 0
         self.preemptions = 0
         self.prefilled_tokens = 0
-        self.recomputed_tokens = 0  # of them: had been computed before
-        self.restored_tokens = 0
+        self.recomputed_tokens = 0  # of them, those that had been computed before
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}  # in order of admission
         self._prefilling: dict[int, Request] = {}
@@ -80,7 +75,7 @@ class Engine:
         self._aborts: set[int] = set()
         self._segment: tuple[float, float, float, int] | None = None  # start, first step's seconds, growth, steps
         self._chunks: list[tuple[Request, int]] = []
-        self._preempted = self._prefilled = self._restored = 0  # in the segment
+        self._preempted = self._prefilled = 0  # in the segment
 
     @property
     def idle(self) -> bool:
@@ -92,18 +87,18 @@ class Engine:
         self._waiting.append(request)
 
     def abort(self, key: int) -> None:
-        """Takes effect at the end of the segment."""
+        """Stops a request at the end of the segment."""
         self._aborts.add(key)
 
     def begin(self, now: float) -> float | None:
-        """Opens a segment; the time of its end, or None when there is nothing to do."""
+        """Opens a segment. Returns the time of its end, or None when there is nothing to do."""
         self._make_room()
         self._admit()
         if not self._running:
             assert not self._waiting, "an empty engine takes any request that fits at all"
             return None
-        costs, decoding = self.machine.costs, len(self._running) - len(self._prefilling)
-        steps, work = 1, 0.0
+        cost, decoding = self.machine.cost, len(self._running) - len(self._prefilling)
+        steps, attended = 1, 0.0
         if self._prefilling:
             budget = self.machine.max_num_batched_tokens - decoding
             for request in self._prefilling.values():
@@ -113,15 +108,15 @@ class Engine:
                 self._chunks.append((request, chunk))
                 budget -= chunk
                 self._prefilled += chunk
-                work += chunk * (request.tokens - request.left + chunk / 2)
+                attended += chunk * (request.tokens - request.left + chunk / 2)
         else:
             steps = self._quiet_steps()
-        first_s = costs.step_s(decoding, self._kv_tokens, self._prefilled, work) + costs.restore * self._restored
-        self._segment = (now, first_s, costs.c * decoding, steps)
+        first_s = cost.step_s(decoding, prompt_tokens=self._prefilled, kv_tokens=self._kv_tokens, attended=attended)
+        self._segment = (now, first_s, cost.per_kv_token_s * decoding, steps)
         return now + self._seconds(steps)
 
     def cut(self, now: float) -> float | None:
-        """Ends the segment at the first step boundary from `now` on; None when there is none."""
+        """Ends the segment at the first step boundary from `now` on and returns that time; None without a segment."""
         if self._segment is None:
             return None
         start, first_s, growth_s, steps = self._segment
@@ -136,7 +131,7 @@ class Engine:
         return max(now, start + self._seconds(count))
 
     def end(self) -> Outcome:
-        """Closes the segment."""
+        """Closes the segment and returns what it brought."""
         assert self._segment is not None
         steps, seconds = self._segment[3], self._seconds(self._segment[3])
         decoding = len(self._running) - len(self._prefilling)
@@ -165,19 +160,18 @@ class Engine:
             steps=steps,
         )
         self.prefilled_tokens += self._prefilled
-        self.restored_tokens += self._restored
         self.preemptions += self._preempted
-        self._segment, self._chunks, self._preempted, self._prefilled, self._restored = None, [], 0, 0, 0
+        self._segment, self._chunks, self._preempted, self._prefilled = None, [], 0, 0
         return Outcome(sample, finished, aborted)
 
     def drop(self) -> list[Request]:
-        """Ends all requests, between segments; they hold what is still to be done."""
+        """Ends all requests, between segments, and returns them with what is still to be done."""
         dropped = [self._interrupt(request) for request in list(self._running.values())] + list(self._waiting)
         self._waiting.clear()
         return dropped
 
     def check(self) -> None:
-        """Raises AssertionError when an invariant does not hold: call it between segments."""
+        """Raises AssertionError when an invariant does not hold. It may be called between segments."""
         decoding = [request for request in self._running.values() if not request.left]
         assert self._kv_tokens == sum(self._in_cache(request) for request in decoding)
         assert sum(self._phases) == len(decoding) == len(self._running) - len(self._prefilling)
@@ -194,7 +188,7 @@ class Engine:
         return steps * first_s + growth_s * steps * (steps - 1) / 2
 
     def _growth(self, steps: int) -> int:
-        """Blocks that decoding requests need for that many steps."""
+        """Returns the blocks that decoding requests need for that many steps."""
         size = self.machine.block_size
         if steps == 1:
             return self._phases[-self.steps % size]
@@ -203,7 +197,7 @@ class Engine:
         return blocks + sum(self._phases[-(self.steps + step) % size] for step in range(rest))
 
     def _quiet_steps(self) -> int:
-        """Decoding steps in which nothing ends and nothing is preempted."""
+        """Returns the decoding steps in which nothing ends and nothing is preempted."""
         first = self._first_end()
         assert first is not None
         steps = min(self.longest_segment, first.last_step - self.steps)
@@ -212,7 +206,7 @@ class Engine:
         return steps
 
     def _first_end(self) -> Request | None:
-        """The running request that ends first; entries of those preempted or aborted meanwhile are dropped."""
+        """Returns the running request that ends first, and drops entries of those preempted or aborted meanwhile."""
         while self._ends:
             step, _, request = self._ends[0]
             if self._running.get(request.key) is request and request.last_step == step:
@@ -221,7 +215,7 @@ class Engine:
         return None
 
     def _make_room(self) -> None:
-        """Preempts the youngest until the others can decode one step."""
+        """Preempts the youngest request until the others can decode one step."""
         while self._growth(1) > self.cache.free:
             request = next(reversed(self._running.values()))
             self._waiting.appendleft(self._interrupt(request))
@@ -242,18 +236,15 @@ class Engine:
                 return
             self._waiting.popleft()
             most = (request.tokens - 1) // machine.block_size  # the last token is always computed
-            hit = min(most, self.cache.found(request.key, request.group, shared))
-            restored = max(0, min(most, self.cache.on_host(request.key)) - hit)
+            hit_tokens = min(most, self.cache.found(request.key, request.group, shared)) * machine.block_size
             self.cache.hold(request.key, request.group, shared, blocks)
-            found = (hit + restored) * machine.block_size
-            self._restored += restored * machine.block_size
-            self.recomputed_tokens += max(0, request.held - found)
-            request.left = request.tokens - found
+            self.recomputed_tokens += max(0, request.held - hit_tokens)
+            request.left = request.tokens - hit_tokens
             self._running[request.key] = self._prefilling[request.key] = request
             budget -= request.left
 
     def _decode(self, request: Request) -> None:
-        """Its prompt is in the cache and its first token sampled."""
+        """Lets a request decode whose prompt is in the cache and whose first token is sampled."""
         request.start = self.steps
         request.last_step = self.steps + request.generate - 1
         self._phases[(request.tokens - self.steps) % self.machine.block_size] += 1
@@ -262,11 +253,11 @@ class Engine:
         heapq.heappush(self._ends, (request.last_step, self._serial, request))
 
     def _in_cache(self, request: Request) -> int:
-        """Tokens of it that were computed."""
+        """Returns how many of its tokens were computed."""
         return request.tokens - request.left if request.left else request.tokens + self.steps - request.start
 
     def _shared(self, request: Request) -> int:
-        """Full blocks of its group's prompt."""
+        """Returns the full blocks of its group's prompt."""
         return request.prompt_tokens // self.machine.block_size
 
     def _blocks(self, request: Request) -> int:
@@ -284,7 +275,7 @@ class Engine:
             self._kv_tokens -= computed
 
     def _interrupt(self, request: Request) -> Request:
-        """Stops a running one; it holds what is still to be done."""
+        """Stops a running request and returns it with what is still to be done."""
         computed = self._in_cache(request)
         self._release(request)
         if not request.left:

@@ -1,12 +1,12 @@
-"""A run of a trace on a simulated fleet: the Balancer gets the events that `engine.fleet.fleet.Fleet` gives it.
+"""A trace on a simulated fleet: the Balancer gets the events that `engine.fleet.fleet.Fleet` gives it.
 
 - All trajectories arrive at once. A decision follows all events of a moment, samples included, at least `tick_s` after
   the one before. A sample stands for KvSample.steps engine steps, 1 to 32, in which nothing begins or ends.
-- What waits is decided again after AGAIN_S without an event, as on the node.
-- What is placed reaches its engine at the next step boundary. A move takes effect there too, unless the turn ends.
+- Trajectories that wait are decided about again after AGAIN_S without an event, as on the node.
+- A placed trajectory reaches its engine at the next step boundary. A move takes effect there too, unless the turn ends.
 - Tools start when their turn has ended.
-- A replica that dies finishes its step. What it had is gone, its trajectories arrive again with their tokens so far,
-  and an empty replica comes up in its place.
+- A replica that dies finishes its step. Its cache is lost, its trajectories arrive again with their tokens so far, and
+  an empty replica comes up in its place.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from bench.placement.workload import Traced
-from bench.simulator.costs import Machine
 from bench.simulator.engine import Engine, Request
+from bench.simulator.machine import Machine
 from engine.balancing.balancer import Balancer
 
 AGAIN_S = 1.0  # simulated seconds, as the next one
@@ -30,20 +28,17 @@ GIVE_UP_S = 60.0  # after so long without an event: longer than any policy's int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One run. trajectory seconds: from its first placement to its end; decide_us: CPU time of a decision."""
+    """One run. busy: share of the engines' time; decide_s: CPU time of all decisions."""
 
     makespan_s: float
     busy: float
     preemptions: int
     recomputed_tokens: int
-    restored_tokens: int
     prefilled_tokens: int
     generated_tokens: int
-    trajectory_p99_s: float
     moves: int
     decisions: int
-    decide_us: float
-    wall_s: float
+    decide_s: float
 
 
 @dataclass(slots=True)
@@ -55,7 +50,6 @@ class _Trajectory:
     held: int = 0  # tokens in whole blocks when it last stopped running
     replica: int = -1
     goal: int = -1  # where it moves to
-    placed_at: float = -1.0
     state: str = "waiting"  # "waiting" | "running" | "tool" | "done"
 
 
@@ -69,9 +63,9 @@ class Death:
 
 
 class Simulation:
-    """Runs a trace under a policy to its end. Deterministic.
+    """Runs a trace under a policy to its end, deterministically.
 
-    tick_s: None for the shortest step of an engine. Other options as of `bench.simulator.engine.Engine`.
+    tick_s: None for the shortest step of an engine. longest_segment: as in `bench.simulator.engine.Engine`.
     """
 
     def __init__(
@@ -81,12 +75,11 @@ class Simulation:
         machine: Machine,
         replicas: int,
         *,
-        host_blocks: int = 0,
         longest_segment: int = 32,
         tick_s: float | None = None,
         deaths: Sequence[Death] = (),
     ) -> None:
-        self._new = lambda: Engine(machine, host_blocks, longest_segment)
+        self._new = lambda: Engine(machine, longest_segment)
         self.engines = [self._new() for _ in range(replicas)]
         self.dead: list[Engine] = []
         self.now = self.ended_at_s = 0.0
@@ -94,7 +87,7 @@ class Simulation:
         self.decide_s = 0.0
         self._policy = policy
         self._machine = machine
-        self._tick_s = machine.costs.o + machine.costs.w if tick_s is None else tick_s
+        self._tick_s = machine.shortest_step_s if tick_s is None else tick_s
         self._states = [_Trajectory(row) for row in trace]
         self._open = len(trace)  # not done
         self._heard_at = 0.0
@@ -105,21 +98,19 @@ class Simulation:
         self._ends_at = [-1.0] * replicas  # of the engines' segments
         self._wanted = False
         self._decided_at = self._due = -math.inf
-        self._took_s: list[float] = []
         self._deaths = deaths
         self._dying: dict[int, float] = {}  # replica: seconds until it is back
         self._down: set[int] = set()
 
     def run(self) -> Result:
         """Raises RuntimeError when trajectories wait and nothing will happen any more."""
-        began = time.perf_counter()
         self.begin()
         while self._events or self._open:
-            self.go_on()
-        return self._result(time.perf_counter() - began)
+            self.advance()
+        return self._result()
 
     def begin(self) -> None:
-        """The replicas are up, and the trace arrives."""
+        """Brings the replicas up and lets the trace arrive."""
         for index, engine in enumerate(self.engines):
             self._policy.replica_up(index, engine.machine.blocks, engine.machine.block_size)
         for key in range(len(self._states)):
@@ -129,7 +120,7 @@ class Simulation:
         self._decide()
 
     def arrive(self, trace: Sequence[Traced], now: float) -> None:
-        """Further trajectories, not before anything that has happened."""
+        """Adds trajectories that arrive at `now`, which is not before anything that has happened."""
         self.now = self._heard_at = now
         for row in trace:
             self._states.append(_Trajectory(row))
@@ -139,12 +130,12 @@ class Simulation:
 
     @property
     def next_at(self) -> float:
-        """When something happens next; infinite when nothing is under way."""
+        """Returns when something happens next, which is infinite when nothing is under way."""
         event_at = self._events[0][0] if self._events else math.inf
         return min(event_at, self._decided_at + AGAIN_S) if self._waiting else event_at
 
-    def go_on(self) -> None:
-        """What happens next. Raises RuntimeError where trajectories wait and nothing will."""
+    def advance(self) -> None:
+        """Makes the next event happen. Raises RuntimeError where trajectories wait and there will be none."""
         again_at = self._decided_at + AGAIN_S
         if not self._events and (not self._waiting or again_at > self._heard_at + GIVE_UP_S):
             raise RuntimeError(f"{self._open} trajectories are left at {self.now:.1f} s and nothing will happen")
@@ -160,21 +151,18 @@ class Simulation:
         if self._wanted and not (self._events and self._events[0][0] <= self.now):
             self._schedule()
 
-    def _result(self, wall_s: float) -> Result:
+    def _result(self) -> Result:
         engines = self.engines + self.dead
         return Result(
             makespan_s=self.ended_at_s,
             busy=sum(engine.busy_s for engine in engines) / (len(self.engines) * self.ended_at_s),
             preemptions=sum(engine.preemptions for engine in engines),
             recomputed_tokens=sum(engine.recomputed_tokens for engine in engines),
-            restored_tokens=sum(engine.restored_tokens for engine in engines),
             prefilled_tokens=sum(engine.prefilled_tokens for engine in engines),
             generated_tokens=sum(state.traced.gen_tokens for state in self._states),
-            trajectory_p99_s=float(np.percentile(self._took_s, 99)),
             moves=self.moves,
             decisions=self.decisions,
-            decide_us=1e6 * self.decide_s / max(1, self.decisions),
-            wall_s=wall_s,
+            decide_s=self.decide_s,
         )
 
     def _push(self, at: float, kind: str, number: int) -> None:
@@ -182,7 +170,7 @@ class Simulation:
         heapq.heappush(self._events, (at, self._serial, kind, number))
 
     def _request_turn(self, key: int) -> None:
-        """The next turn, or after a death the rest of one."""
+        """Asks the policy for a place for the next turn, or after a death for the rest of one."""
         state = self._states[key]
         if not state.left:
             turn = state.traced.turns[state.turn]
@@ -195,7 +183,7 @@ class Simulation:
         self._wanted = True
 
     def _schedule(self) -> None:
-        """Decides now, or as soon as the tick allows."""
+        """Decides now or as soon as the tick allows."""
         due = self._decided_at + self._tick_s
         if due <= self.now:
             self._decide()
@@ -223,8 +211,6 @@ class Simulation:
         assert replica not in self._down, f"trajectory {key} is placed on replica {replica}, which is down"
         state = self._states[key]
         state.state, state.replica, state.goal = "running", replica, -1
-        if state.placed_at < 0:
-            state.placed_at = self.now
         prompt_tokens = state.traced.turns[0].prompt_new_tokens
         engine = self.engines[replica]
         engine.submit(Request(key, state.traced.group, prompt_tokens, state.tokens, state.left, state.held))
@@ -232,15 +218,15 @@ class Simulation:
 
     def _cut(self, replica: int) -> None:
         engine = self.engines[replica]
-        self._go_on(replica, engine.begin(self.now) if engine.idle else engine.cut(self.now))
+        self._schedule_end(replica, engine.begin(self.now) if engine.idle else engine.cut(self.now))
 
-    def _go_on(self, replica: int, until: float | None) -> None:
+    def _schedule_end(self, replica: int, until: float | None) -> None:
         if until is not None and until != self._ends_at[replica]:
             self._ends_at[replica] = until
             self._push(until, "engine", replica)
 
     def _move(self, key: int, replica: int) -> None:
-        """Takes effect at the next step boundary, unless the turn ends there."""
+        """Moves a trajectory at the next step boundary, unless its turn ends there."""
         state = self._states[key]
         self.moves += 1
         if state.goal < 0:
@@ -269,7 +255,7 @@ class Simulation:
         if replica in self._dying:
             self._died(replica)
         elif engine.idle:
-            self._go_on(replica, engine.begin(self.now))
+            self._schedule_end(replica, engine.begin(self.now))
 
     def _stopped(self, request: Request) -> None:
         state = self._states[request.key]
@@ -320,5 +306,4 @@ class Simulation:
         state.state = "done"
         self.ended_at_s = self.now
         self._open -= 1
-        self._took_s.append(self.now - state.placed_at)
         self._policy.trajectory_ended(key, state.tokens, True)

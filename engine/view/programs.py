@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 async def rivals(rocstar: Sequence[str], run: Path, step: int) -> dict[str, Any]:
     """Runs a step under other policies. Raises NotThere as `asked` does."""
-    return await asked("the simulator", [*rocstar, "bench", "rivals", _path(run), "--step", str(step)])
+    return await asked("the simulator", [*rocstar, "bench", "rivals", _path(run), f"step={step}"])
 
 
 async def replay(rocstar: Sequence[str], run: Path, values: Mapping[str, int]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def test_hosts_of_the_sandbox(start: Start, loopback: str) -> None:
 
 def test_a_bench(start: Start) -> None:
     """It measures for longer than the test needs."""
-    run = start(sys.executable, "-m", "bench", "learner", "--quick")
+    run = start(sys.executable, "-m", "bench", "learner", "quick=true")
     with Watch(run.process.pid, "bench") as watch:
         assert watch.first.wait(120)
     check("bench", watch.seen)

@@ -1,8 +1,8 @@
-"""vLLM replicas that outlive a run: one fleet after the other uses the same engine processes, each with an empty cache.
+"""Keeps vLLM replicas over several runs: one fleet after the other uses the same engines, each with an empty cache.
 
 Invariants
 - An engine is started by the first fleet and ended by `Engines`, however the run ends; one that died is replaced.
-- What a fleet hears of a step, `Engines.on_sample` hears first.
+- `Engines.on_sample` gets each sample before its fleet does.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from engine.replica.replica import Replica
 
 # 3 M parameters in fp32: on one core a step costs some milliseconds and a prefilled token about a tenth of one, so that
 # filling the KV cache anew takes a like share of a trajectory's life as on a GPU.
+LAYERS, HIDDEN, INNER, HEADS, KEY_HEADS, HEAD, VOCABULARY = 4, 256, 768, 8, 4, 32, 512
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEY_HEADS,
+    "head_dim": HEAD,
     "hidden_act": "silu",
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
@@ -38,31 +39,32 @@ MODEL = {
     "eos_token_id": 2,
     "torch_dtype": "float32",
 }
-VOCABULARY = MODEL["vocab_size"]
 
 
 def write_model(folder: Path) -> None:
-    """Writes a Qwen3 checkpoint with random weights: a replay gives lengths, what the tokens say does not matter."""
+    """Writes a Qwen3 checkpoint with random weights: a replay sets lengths, and the tokens themselves do not matter."""
     import numpy as np
     from safetensors.numpy import save_file
 
-    hidden, inner, head = MODEL["hidden_size"], MODEL["intermediate_size"], MODEL["head_dim"]
-    queries, keys = MODEL["num_attention_heads"] * head, MODEL["num_key_value_heads"] * head
-    layer = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "self_attn.q_norm": (head,),
-        "self_attn.k_norm": (head,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
+    queries, keys = HEADS * HEAD, KEY_HEADS * HEAD
+    layer: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (queries, HIDDEN),
+        "self_attn.k_proj": (keys, HIDDEN),
+        "self_attn.v_proj": (keys, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, queries),
+        "self_attn.q_norm": (HEAD,),
+        "self_attn.k_norm": (HEAD,),
+        "mlp.gate_proj": (INNER, HIDDEN),
+        "mlp.up_proj": (INNER, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INNER),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
     }
-    shapes = {"model.embed_tokens.weight": (VOCABULARY, hidden), "model.norm.weight": (hidden,)}
-    for number in range(MODEL["num_hidden_layers"]):
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+    }
+    for number in range(LAYERS):
         shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
     rng = np.random.default_rng(0)
     tensors = {
@@ -78,10 +80,10 @@ class KeptReplica(Replica):
     """A replica whose engine survives the fleet that shuts it down; `close` ends it."""
 
     def __init__(self, config: ReplicaConfig, index: int, core: int | None) -> None:
-        super().__init__(config, index, core, self._hear)
+        super().__init__(config, index, core, self._pass_on)
         self.listener: Callable[[int, KvSample], None] = lambda index, sample: None
 
-    def _hear(self, index: int, sample: KvSample) -> None:
+    def _pass_on(self, index: int, sample: KvSample) -> None:
         self.listener(index, sample)
 
     async def start(self) -> None:
@@ -93,7 +95,7 @@ class KeptReplica(Replica):
             await self.close()
 
     async def forget(self) -> None:
-        """Empties the prefix cache, once the requests of a run that failed have let go of their blocks."""
+        """Empties the prefix cache once the requests of a failed run have released their blocks."""
         while not await self._engine.reset_prefix_cache():  # noqa: ASYNC110 (an engine does not tell by itself)
             await asyncio.sleep(0.02)
 
@@ -119,7 +121,7 @@ class Engines:
             await replica.close()
 
     def make(self, index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> KeptReplica:
-        """A MakeReplica (engine.fleet)."""
+        """Makes a replica for a fleet, or gives it the one that is kept."""
         replica = self.replicas.get(index)
         if replica is None or replica.died.is_set():
             replica = self.replicas[index] = self._new(index, core)

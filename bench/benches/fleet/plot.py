@@ -1,15 +1,27 @@
-"""KV use over time: a panel per policy, a line per replica."""
+"""Draws KV use over time: a panel per policy, a line per replica."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
-from bench.benches.fleet.figures import Run
+from bench.benches.fleet.replay import Record
+
+
+class Run(Protocol):
+    @property
+    def kind(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def record(self) -> Record: ...
 
 
 def plot(runs: Sequence[Run], blocks: int, path: Path) -> None:
-    """Each policy's first run. Writes a PNG."""
+    """Writes a PNG of each policy's first run."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,7 +1,7 @@
-"""One run of a trace on a fleet: every turn is generated with the length that the trace says, tools are slept.
+"""Replays a trace on a fleet: every turn is generated with the length that the trace says, and tools are slept.
 
 Legend: tokens of a trajectory = prompt + tool replies + generated. A trajectory of n tokens leaves the KV of n - 1 of
-them behind (its last token was sampled, not computed), of which whole blocks can be found again: `held`.
+them in the cache (its last token was sampled, not computed), of which whole blocks can be used again: `held`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.replica.port import KvSample, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A replica's KV sample, t seconds after the run's begin."""
+    """A replica's KV sample, t seconds after the run began."""
 
     replica: int
     t: float
@@ -38,7 +38,7 @@ class Step:
 class Record:
     """What happened in a run. prompt, cached, lost: tokens, summed over all requests (starts of turns and moves).
 
-    lost: of the `held` tokens those that the engine did not find in its cache, so that they were computed again.
+    lost: those of the `held` tokens that were not in the engine's cache, so that they were computed again.
     """
 
     block_size: int
@@ -51,9 +51,7 @@ class Record:
     moves: int = 0  # that the balancer ordered in the middle of a turn
     rehomed: int = 0  # turns that began on another replica than the turn before
     generated: int = 0
-    completed_s: list[float] = field(default_factory=list)  # since the begin of the run, when all are submitted
-    lasted_s: list[float] = field(default_factory=list)  # from the first token to the end
-    started_s: dict[int, float] = field(default_factory=dict)  # first tokens
+    completed_s: list[float] = field(default_factory=list)  # since the run began, when all are submitted
     homes: dict[int, int] = field(default_factory=dict)  # where a trajectory was last
 
     def now(self) -> float:
@@ -73,15 +71,11 @@ class Record:
         )
 
     def request(self, tokens: int, held: int, cached: int) -> None:
-        """A request of `tokens` tokens began to answer; the trajectory's KV was `held` tokens long."""
+        """Counts a request of `tokens` tokens that begins to answer; the trajectory's KV was `held` tokens long."""
         self.requests += 1
         self.prompt += tokens
         self.cached += cached
         self.lost += max(0, held - cached)
-
-    def done(self, key: int) -> None:
-        self.completed_s.append(self.now())
-        self.lasted_s.append(self.completed_s[-1] - self.started_s[key])
 
     def held(self, tokens: int) -> int:
         return (tokens - 1) // self.block_size * self.block_size
@@ -100,18 +94,18 @@ class Record:
 
     @property
     def recomputed(self) -> int:
-        """Tokens computed twice: lost prefixes (a moved trajectory's too), and what the engine prefilled beyond the
-        requests that answered (for preempted ones, and for one that was moved before its first token).
+        """Tokens computed twice: lost prefixes (a moved trajectory's too), and tokens that the engine prefilled beyond
+        the requests that answered (for preempted ones, and for one that was moved before its first token).
         """
         return self.lost + max(0, self.prefilled - (self.prompt - self.cached))
 
     @property
     def prefix_hits(self) -> float:
-        """Share of the requests' tokens that were found in the cache."""
+        """Share of the requests' tokens that were in the cache."""
         return self.cached / max(1, self.prompt)
 
     def spread(self, blocks: int) -> float:
-        """Mean over time of the largest difference of the replicas' free shares."""
+        """Returns the largest difference of the replicas' free shares, as a mean over time."""
         free: dict[int, int] = {}
         total = last = 0.0
         difference = 0
@@ -181,18 +175,17 @@ async def _trajectory(fleet: Fleet, trace: Traced, record: Record, seed: int, vo
         assert len(ids) == trace.total_tokens, f"{len(ids)} tokens instead of those of {trace}"
     finally:
         fleet.trajectory_ended(trace.traj, len(ids), finished=len(ids) == trace.total_tokens)
-    record.done(trace.traj)
+    record.completed_s.append(record.now())
 
 
 async def _turn(fleet: Fleet, trace: Traced, turn: Turn, ids: list[int], held: int, record: Record) -> None:
-    """Generates the turn to the end of ids, of which `held` tokens may be in the cache of a replica."""
+    """Generates the turn, which follows `ids`, of which `held` tokens may be in the cache of a replica."""
     sampling = Sampling(max_tokens=turn.gen_tokens, temperature=1.0, seed=None, stop_token_ids=(), ignore_eos=True)
     home = None
     async with aclosing(fleet.turn(trace.traj, trace.group, ids, sampling)) as deltas:
         async for replica, delta in deltas:
             if home is None:
                 record.request(len(ids), held, delta.cached_tokens)
-                record.started_s.setdefault(trace.traj, record.now())
                 record.rehomed += record.homes.get(trace.traj, replica) != replica
             elif replica != home:
                 record.request(len(ids), record.held(len(ids)), delta.cached_tokens)

@@ -1,7 +1,8 @@
-"""The built-in loop in a process of its own: `python -m bench.benches.gateway.builtin JSON`, a JSON line for each load.
+"""The built-in loop in a process of its own: `python -m bench.benches.gateway.builtin JSON`.
 
-JSON: checkpoint, sessions (that run at once) and max_tokens of a conversation. When it is up it prints "{}"; each line
-of standard input is a load, {"count": ..., "seed": ...}. cpu_s: of this process, without the engine's.
+JSON: checkpoint, sessions (that run at once) and max_tokens of a conversation. When it is up it prints "{}". Each line
+of standard input is a load, {"count": ..., "seed": ...}, and is answered with a line. cpu_s is that of this process,
+without the engine's.
 """
 
 from __future__ import annotations

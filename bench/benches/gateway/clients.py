@@ -1,8 +1,8 @@
-"""Clients of a chat server in a process of their own: one JSON line at the end.
+"""Clients of a chat server in a process of their own: `python -m bench.benches.gateway.clients JSON`.
 
-JSON: url, model, sessions (that talk at once), count of conversations, max_tokens of each, tools: whether the
-model is shown one, stream, seed, and keyed: whether each conversation has a key of its own, which the server knows it
-by.
+JSON: url, model, sessions (that talk at once), count of conversations, max_tokens of each, tools (whether the model is
+shown one), stream, seed, and keyed (whether each conversation has a key of its own, by which the server knows it). One
+JSON line at the end says what was counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uvloop
 from bench.benches.gateway.script import MAX_TURNS, TOOL, Counted, conversations, reply
 from engine.types import Prompt
 
-PROMPT = 60  # tokens that a question has at most, which the first answer tells
+PROMPT = 60  # most tokens of a question; the first answer tells how many it has
 
 
 async def talk(
@@ -34,7 +34,7 @@ async def talk(
     seed: int,
     keyed: bool,
 ) -> Counted:
-    """That many conversations, `sessions` of them at once."""
+    """Has that many conversations, `sessions` of them at once."""
     pending = iter(conversations(count, seed))
     keys = itertools.count()
     usages: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ async def _conversation(
     max_tokens: int,
     headers: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """asked: what all its requests have. Returns the usage of each turn."""
+    """Has a conversation and returns the usage of each turn. asked: what all its requests have."""
     messages: list[dict[str, Any]] = [dict(message) for message in prompt.messages]
     usages: list[dict[str, Any]] = []
     used = 0

@@ -28,7 +28,7 @@ TOOL = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counted:
-    """What was sampled in a load. prompt_tokens: what the turns read, over all of them; cached_tokens: of these."""
+    """Turns and tokens of a load. prompt_tokens: tokens that turns read; cached_tokens: those of them in a cache."""
 
     conversations: int
     turns: int
@@ -41,13 +41,13 @@ class Counted:
 
 
 def conversations(count: int, seed: int) -> list[Prompt]:
-    """SAMPLES of each problem, side by side."""
+    """Returns SAMPLES conversations of each problem, side by side."""
     drawn = islice(prompts("train", seed), -(-count // SAMPLES))
     return [prompt for prompt in drawn for _ in range(SAMPLES)][:count]
 
 
 def reply(code: str) -> str:
-    """A number that follows from the code, at once: what the tool costs is no part of this bench."""
+    """Returns a number that follows from the code, at once: the cost of a tool is no part of this bench."""
     return str(zlib.crc32(code.encode()) % 1000)
 
 

@@ -1,4 +1,4 @@
-"""The ways to have conversations with a model: the built-in loop, our gateway and vLLM's own server, each started once.
+"""Starts the ways to have conversations with a model: the built-in loop, our gateway and vLLM's own server.
 
 Invariant: CPU is that of the front end alone, the process that a client talks to; the engine's process is not counted.
 """
@@ -26,12 +26,12 @@ from engine.programs import rocstar
 START_S = 400.0  # on busy cores; else half a minute
 STOP_S = 20.0
 LOG = Path("runs/bench/gateway/servers.log")
-NAME = "bench"  # of the model
+NAME = "bench"  # the model's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A load. turns and tokens: as in `Counted`."""
+    """What a load took. turns and tokens: as in `Counted`."""
 
     turns: int
     sampled_tokens: int
@@ -41,12 +41,12 @@ class Measured:
     wall_s: float
 
     @property
-    def us_per_token(self) -> float:
-        return self.cpu_s / self.sampled_tokens * 1e6
+    def token_s(self) -> float:
+        return self.cpu_s / self.sampled_tokens
 
     @property
-    def ms_per_turn(self) -> float:
-        return self.cpu_s / self.turns * 1e3
+    def turn_s(self) -> float:
+        return self.cpu_s / self.turns
 
     @property
     def prefix_hits(self) -> float:
@@ -64,7 +64,7 @@ class BuiltIn:
         self._process = process
 
     def load(self, count: int, seed: int, *, stream: bool) -> Measured:
-        """stream: means nothing here."""
+        """Has conversations. stream: no matter here."""
         assert self._process.stdin is not None
         began = time.perf_counter()
         print(json.dumps({"count": count, "seed": seed}), file=self._process.stdin, flush=True)
@@ -75,11 +75,12 @@ class BuiltIn:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the built-in loop ended with exit code {self._process.wait()}")
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 class Server:
-    """A chat server with clients in a process of their own. keyed: it knows conversations by keys."""
+    """A chat server, with clients in a process of their own. keyed: it knows conversations by keys."""
 
     def __init__(self, pid: int, port: int, *, sessions: int, workload: str, keyed: bool) -> None:
         self._pid = pid
@@ -96,13 +97,13 @@ class Server:
         given = {**self._clients, "count": count, "seed": seed, "stream": stream}
         command = [sys.executable, "-m", "bench.benches.gateway.clients", json.dumps(given)]
         began, before_s = time.perf_counter(), threads_cpu_s(self._pid)
-        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-        return _measured({**found, "cpu_s": threads_cpu_s(self._pid) - before_s}, began)
+        counted = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        return _measured({**counted, "cpu_s": threads_cpu_s(self._pid) - before_s}, began)
 
 
-def _measured(found: dict[str, Any], began: float) -> Measured:
+def _measured(counted: dict[str, Any], began: float) -> Measured:
     names = ("turns", "sampled_tokens", "prompt_tokens", "cached_tokens", "cpu_s")
-    return Measured(**{name: found[name] for name in names}, wall_s=time.perf_counter() - began)
+    return Measured(**{name: counted[name] for name in names}, wall_s=time.perf_counter() - began)
 
 
 @contextmanager
@@ -134,7 +135,7 @@ def gateway(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
 
 @contextmanager
 def vllm(program: Path, checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
-    """With what costs it nothing needless: no log of requests or statistics, no compilation."""
+    """Starts vLLM's server without what costs it CPU: no log of requests or statistics, no compilation."""
     port = _free_port()
     command = [str(program), "serve", str(checkpoint), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--served-model-name", NAME, "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
@@ -147,7 +148,7 @@ def vllm(program: Path, checkpoint: Path, sessions: int, workload: str) -> Itera
 
 @contextmanager
 def _serving(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[str]]:
-    """Raises RuntimeError when it does not answer in time."""
+    """Starts a server and waits until it answers. Raises RuntimeError when it does not in time."""
     with _started(command, None) as process:
         ends = time.monotonic() + START_S
         while not _answers(port):
@@ -187,4 +188,5 @@ def _answers(port: int) -> bool:
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+        port: int = free.getsockname()[1]
+        return port

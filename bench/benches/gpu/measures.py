@@ -1,4 +1,6 @@
-"""What no other bench measures: a measure writes one JSON object.
+"""What no other bench measures on a GPU; each writes one JSON object into a file.
+
+    python -m bench.benches.gpu.measures NAME into=FILE [options]
 
 doctor        which tool calls the jail can run here
 quickstart    a short run of the quick start, its options as given
@@ -8,34 +10,44 @@ sleep         a replica gives its memory up and takes it back
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from bench import ROOT
+from engine.console.options import Positional, Rest, parse
 from engine.programs import rocstar
+from recipes.tiny.task import SHIPPED
 
 LENGTHS = (3000, 500, 1200, 4000, 700, 2600, 150, 2138)  # of the row on a GPU: 14,288 tokens; a tenth on the CPU
 HEADS, KEY_HEADS, WIDTH = 16, 8, 128  # as Qwen3-1.7B
 
 
-def doctor(_options: argparse.Namespace) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    name: Annotated[Literal["doctor", "quickstart", "attention", "sleep"], Positional("what is measured")]
+    into: Annotated[Path, "file that gets the JSON object"]
+    device: Annotated[str, "cpu, cuda, or the number of a GPU"] = "cpu"
+    checkpoint: Annotated[Path, "the model of sleep"] = SHIPPED
+    fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
+
+
+def doctor(_options: Options) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", rocstar.__name__, "doctor"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    lines = (done.stdout + done.stderr).strip().splitlines() or ["it says nothing"]
-    return {"said": lines[-1], "whole": lines, "exit_code": done.returncode}
+    return {"output": done.stdout + done.stderr, "exit_code": done.returncode}
 
 
-def quickstart(options: argparse.Namespace) -> dict[str, Any]:
+def quickstart(options: Options) -> dict[str, Any]:
     runs, name = options.into.parent / "runs", f"quickstart-{int(time.time())}"
-    words = [*options.words, f"runs={runs}", f"name={name}"]
+    words = [*options.fields, f"runs={runs}", f"name={name}"]
     subprocess.run([sys.executable, "recipes/quickstart.py", *words], cwd=ROOT, check=True)
     summary = json.loads((runs / name / "summary.json").read_text())
     steps = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
@@ -44,7 +56,7 @@ def quickstart(options: argparse.Namespace) -> dict[str, Any]:
     return {"summary": summary, "medians": middle}
 
 
-def attention(options: argparse.Namespace) -> dict[str, Any]:
+def attention(options: Options) -> dict[str, Any]:
     import torch
 
     from algo.learner.model.attention import bounds, packed_attention
@@ -57,23 +69,24 @@ def attention(options: argparse.Namespace) -> dict[str, Any]:
     total = sum(lengths)
     made = [torch.randn(1, heads, total, WIDTH, device=device, dtype=dtype) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     module = torch.nn.Module()
-    module.is_causal, module.num_key_value_groups = True, HEADS // KEY_HEADS  # type: ignore[assignment]
+    module.is_causal, module.num_key_value_groups = True, HEADS // KEY_HEADS
 
     def run(inputs: list[Any], given: list[int]) -> Any:
-        found, _ = packed_attention(module, *inputs, None, scaling=WIDTH**-0.5, **bounds(given, device))
-        found.float().sum().backward()
-        return found.detach()
+        query, key, value = inputs
+        output, _ = packed_attention(module, query, key, value, None, scaling=WIDTH**-0.5, **bounds(given, device))
+        output.float().sum().backward()
+        return output.detach()
 
     def row() -> Any:
         return run([tensor.clone().requires_grad_() for tensor in made], list(lengths))
 
     def alone() -> Any:
-        found, begin = [], 0
+        outputs, begin = [], 0
         for length in lengths:
             own = [tensor[:, :, begin : begin + length].clone().requires_grad_() for tensor in made]
-            found.append(run(own, [length]))
+            outputs.append(run(own, [length]))
             begin += length
-        return torch.cat(found, dim=1)
+        return torch.cat(outputs, dim=1)
 
     def seconds(work: Any) -> float:
         times_s = []
@@ -89,11 +102,11 @@ def attention(options: argparse.Namespace) -> dict[str, Any]:
 
     difference = float((row() - alone()).abs().max())
     row_s, alone_s = seconds(row), seconds(alone)
-    return {"row_s": row_s, "alone_s": alone_s, "speedup": alone_s / row_s, "difference": difference, "tokens": total}
+    return {"row_s": row_s, "alone_s": alone_s, "alone_over_row": alone_s / row_s, "difference": difference}
 
 
-def sleep(options: argparse.Namespace) -> dict[str, Any]:
-    """On the CPU a replica holds nothing of a shared device: there it only waits."""
+def sleep(options: Options) -> dict[str, Any]:
+    """Measures sleep and wake. On the CPU a replica holds nothing of a shared device, and only waits."""
     from engine.replica.config import ReplicaConfig, prepare_environment
 
     prepare_environment()
@@ -110,7 +123,7 @@ def sleep(options: argparse.Namespace) -> dict[str, Any]:
     )
 
     async def measured() -> dict[str, Any]:
-        replica, found = Replica(config, 0, None, lambda index, sample: None), {}
+        replica, seconds = Replica(config, 0, None, lambda index, sample: None), {}
         await replica.start()
         try:
             for name, act in (
@@ -120,10 +133,10 @@ def sleep(options: argparse.Namespace) -> dict[str, Any]:
             ):
                 began = time.perf_counter()
                 await act
-                found[name] = time.perf_counter() - began
+                seconds[name] = time.perf_counter() - began
         finally:
             await replica.shutdown()
-        return found
+        return seconds
 
     return asyncio.run(measured())
 
@@ -132,13 +145,7 @@ MEASURES = {"doctor": doctor, "quickstart": quickstart, "attention": attention, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.benches.gpu.measures", description=__doc__.splitlines()[0])
-    parser.add_argument("name", choices=MEASURES)
-    parser.add_argument("words", nargs="*", help="of the quick start")
-    parser.add_argument("--into", type=Path, required=True)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, or the number of a GPU")
-    parser.add_argument("--checkpoint", type=Path)
-    options = parser.parse_args()
+    options = parse(Options, sys.argv[1:], program="python -m bench.benches.gpu.measures", description=__doc__)
     options.into.write_text(json.dumps(MEASURES[options.name](options), indent=1))
 
 

@@ -1,4 +1,4 @@
-"""What the kit measures on a GPU: a command for each part, a smaller one for the rehearsal, and the figures of its row.
+"""The parts of the bench of a GPU: a command for each, a smaller one for the rehearsal, and the figures of its row.
 
 A part is a bench of its own in a process of its own, so that one that fails costs its row and nothing else.
 """
@@ -13,201 +13,222 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-PYTHON = sys.executable
+from bench.measuring.metric import Kind, Metric, count, megabytes, seconds, share
+from bench.measuring.result import Result
+from bench.placement.policies import NAMES, OURS
+
 AGENT = "recipes/tiny/agent"
-Figures = dict[str, float | str]
-Result = Mapping[str, Any]
+MODELS, CONTEXTS, RANKS = ("qwen3-1.7b", "qwen3-4b"), (4096, 16384, 32768), (0, 32)
+RIVALS = [name for name in NAMES if name != OURS]
+
+Figures = dict[str, float]
+Measured = Mapping[str, Any]  # of `bench.benches.gpu.measures`
+
+
+def _rate(title: str) -> Metric:
+    return Metric(title=title, doc="tokens per GPU and second", kind=Kind.RATE, form=",.0f")
+
+
+def _given(title: str, doc: str, form: str = ".2f") -> Metric:
+    """Returns a ratio of a part's own rounds, which is shown even though a part has one round here."""
+    return Metric(title=title, doc=doc, kind=Kind.COUNT, form=form)
+
+
+METRICS = {
+    "jail": count("jail", "1 where the sandbox's doctor finds nothing wrong"),
+    "rollout_tgs": _rate("rollout_tgs"),
+    "training_tgs": _rate("training_tgs"),
+    "generation_s": seconds("generation", "of a step"),
+    "policy_training_s": seconds("policy training", "of a step", form=".3f"),
+    "refit_s": seconds("refit", "of a step, or of an update", form=".3f"),
+    "e2e_step_s": seconds("e2e step", ""),
+    "accuracy_initial": count("accuracy before", "", form=".3f"),
+    "accuracy_final": count("accuracy after", "", form=".3f"),
+    "jailed": share("jailed", "share of the tool calls", form=".0f"),
+    "of_bare": _given("of bare", "tokens/s over the bare model's or the bare engine's"),
+    "mfu": share("MFU", "share of the device's peak"),
+    "peak_bytes": megabytes("peak", "most memory", form=",.0f"),
+    "alone_over_row": _given("alone / row", "time of trajectories one by one over that in one row"),
+    "difference": count("difference", "largest, of the two", form=".1e"),
+    "mismatch_mean": count("mismatch", "|learner - sampler|, mean", form=".1e"),
+    "mismatch_max": count("largest", "|learner - sampler|", form=".1e"),
+    "moved_bytes": megabytes("moved", "bytes of a version"),
+    "over_copy": _given("/ copy", "an update over a copy in host memory", form=".1f"),
+    "stall_s": seconds("stall", "of a request that an update meets", form=".3f"),
+    "sleep_s": seconds("sleep", "a replica gives its memory up"),
+    "wake_weights_s": seconds("wake weights", "it takes the memory of its weights back"),
+    "wake_kv_s": seconds("wake KV", "it takes the memory of its KV cache back"),
+    **{f"ratio_{name}": _given(name, f"makespan over that of {OURS}") for name in RIVALS},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """full, rehearsal: words after `python`, FILE standing for where the result goes. limit_s: of the full one.
+    """full, rehearsal: arguments of `python`, FILE standing for the result's path. limit_s: time of the full one.
 
-    read: from that file to the row's figures, by the column or as remarks.
+    read: makes the figures of its row from that file.
     """
 
     name: str
     full: tuple[str, ...]
     rehearsal: tuple[str, ...]
     limit_s: float
-    read: Callable[[Result], Figures]
+    read: Callable[[Path], Figures]
 
     def command(self, file: Path, *, rehearse: bool) -> list[str]:
         words = self.rehearsal if rehearse else self.full
-        return [PYTHON, *(str(file) if word == "FILE" else word for word in words)]
+        return [sys.executable, *(word.replace("FILE", str(file)) for word in words)]
+
+
+def figures(part: Part, file: Path) -> Figures:
+    """Raises OSError, KeyError or ValueError for a result that does not hold them."""
+    return part.read(file)
 
 
 def bench(*words: str) -> tuple[str, ...]:
-    return ("-m", "bench", *words, "--json", "FILE")
+    return ("-m", "bench", *words, "json=FILE")
 
 
 def own(*words: str) -> tuple[str, ...]:
-    return ("-m", "bench.benches.gpu.measures", *words, "--into", "FILE")
+    return ("-m", "bench.benches.gpu.measures", *words, "into=FILE")
 
 
-def metric(result: Result, name: str) -> float:
-    return float(result["metrics"][name])
+def _own(read: Callable[[Measured], Figures]) -> Callable[[Path], Figures]:
+    return lambda file: read(json.loads(file.read_text()))
 
 
-def quickstart(result: Result) -> Figures:
-    medians, summary = result["medians"], result["summary"]
-    accuracy = f"accuracy {summary['accuracy_initial']:.3f} to {summary['accuracy_final']:.3f}"
+def _bench(read: Callable[[Result], Figures]) -> Callable[[Path], Figures]:
+    return lambda file: read(Result.read(file))
+
+
+def _quickstart(measured: Measured) -> Figures:
+    medians, summary = measured["medians"], measured["summary"]
     return {
         "rollout_tgs": medians["tokens/per_s"],
         "training_tgs": medians["learner/tokens_per_s"],
-        "generation s": medians["time/rollout_s"],
-        "policy training s": medians["time/learn_s"],
-        "refit s": medians["time/sync_s"],
-        "e2e step s": medians["time/step_s"],
-        "remark": f"{accuracy}, {summary['tool_calls_jailed']} of {summary['tool_calls']} calls jailed",
+        "generation_s": medians["time/rollout_s"],
+        "policy_training_s": medians["time/learn_s"],
+        "refit_s": medians["time/sync_s"],
+        "e2e_step_s": medians["time/step_s"],
+        "accuracy_initial": summary["accuracy_initial"],
+        "accuracy_final": summary["accuracy_final"],
+        "jailed": summary["tool_calls_jailed"] / max(1, summary["tool_calls"]),
     }
 
 
-def learner(result: Result) -> Figures:
-    metrics, share = result["metrics"], result["metrics"]["bare_fraction"]
-    bare = "no memory for bare" if share is None else f"{share:.2f} of bare"
-    found: Figures = {
-        "training_tgs": metrics["tokens_per_s"]["learner"],
-        "policy training s": sum(metrics["part_s"].values()),
-        "remark": f"{bare}, peak {metrics['peak_bytes'] / 1e9:.1f} GB",
+def _learner(result: Result) -> Figures:
+    learner = result.figures["learner"]
+    values = {
+        "training_tgs": learner["tokens_per_s"],
+        "policy_training_s": sum(learner[part] for part in ("plan_s", "passes_s", "optimizer_s", "publish_s")),
+        "peak_bytes": learner["peak_bytes"],
     }
-    return found | ({"MFU": metrics["mfu"]} if metrics["mfu"] else {})
+    if "mfu" in learner:
+        values["mfu"] = learner["mfu"]
+    bare = result.figures.get("bare")
+    return values if bare is None else {**values, "of_bare": bare["learner_is"]}
 
 
-def attention(result: Result) -> Figures:
-    return {"remark": f"{result['speedup']:.2f} x alone, largest difference {result['difference']:.1e}"}
+def _mismatch(result: Result) -> Figures:
+    [pair] = result.figures.values()
+    return {"mismatch_mean": pair["mean"], "mismatch_max": pair["max"]}
 
 
-def mismatch(result: Result) -> Figures:
-    found = result["metrics"]
-    pairs = [name.removeprefix("mismatch_mean_") for name in found if name.startswith("mismatch_mean_")]
-    shown = [f"{pair} {metric(result, f'mismatch_mean_{pair}'):.1e}" for pair in pairs]
-    largest = max(value for name, value in found.items() if name.startswith("mismatch_max_"))
-    return {"remark": f"mean {', '.join(shown)}, largest {largest:.1e}"}
+def _weights(result: Result) -> Figures:
+    [case] = result.figures.values()
+    return {"refit_s": case["total_s"], **{name: case[name] for name in ("moved_bytes", "over_copy", "stall_s")}}
 
 
-def weights(result: Result) -> Figures:
-    metrics = result["metrics"]
-    name = next(name.removeprefix("total_s_") for name in metrics if name.startswith("total_s_"))
-    copies = f"{metrics[f'copy_floor_ratio_{name}']:.1f} x a copy in host memory"
-    return {
-        "refit s": metrics[f"total_s_{name}"],
-        "remark": f"{metrics[f'moved_bytes_{name}'] / 1e6:.1f} MB, {copies}, stall {metrics[f'stall_s_{name}']:.3f} s",
-    }
+def _rollouts(result: Result) -> Figures:
+    jailed = result.figures["jailed"]
+    return {"rollout_tgs": jailed["tokens_per_s"], "of_bare": jailed["of_bare"]}
 
 
-def sleep(result: Result) -> Figures:
-    return {"remark": ", ".join(f"{name} {result[name]:.2f} s" for name in ("sleep_s", "wake_weights_s", "wake_kv_s"))}
-
-
-def rollouts(result: Result) -> Figures:
-    metrics = result["metrics"]
-    share = metrics["load"]["raw_fraction_jailed"] if "load" in metrics else metrics["raw_fraction_jailed"]
-    return {"remark": f"{share:.2f} of bare vLLM with jailed tools"}
-
-
-def placement(result: Result) -> Figures:
-    ratios = {name.removeprefix("makespan_ratio_"): value for name, value in result["metrics"].items()}
-    shown = [f"{name} {value:.2f}" for name, value in ratios.items() if isinstance(value, float) and name in RIVALS]
-    return {"remark": "theirs / ours: " + ", ".join(shown)}
-
-
-def doctor(result: Result) -> Figures:
-    return {"remark": str(result["said"])}
-
-
-RIVALS = ("static", "round_robin", "cap12", "budget", "aimd", "thunder")
-MODELS, CONTEXTS, RANKS = ("qwen3-1.7b", "qwen3-4b"), (4096, 16384, 32768), (0, 32)
+def _placement(result: Result) -> Figures:
+    return {f"ratio_{name}": result.figures[name]["ratio_math8k"] for name in RIVALS if name in result.figures}
 
 
 def parts() -> list[Part]:
-    found = [
+    every = [
         Part(
             name="doctor",
             full=own("doctor"),
             rehearsal=own("doctor"),
             limit_s=60,
-            read=doctor,
+            read=_own(lambda measured: {"jail": float(measured["exit_code"] == 0)}),
         ),
         Part(
             name="quickstart",
             full=own("quickstart", "devices=0", "replicas=1", "steps=12", "eval_every=12"),
             rehearsal=own("quickstart", "steps=1", "eval_every=2", "eval_problems=8"),
             limit_s=240,
-            read=quickstart,
+            read=_own(_quickstart),
         ),
         Part(
             name="attention",
-            full=own("attention", "--device", "cuda"),
+            full=own("attention", "device=cuda"),
             rehearsal=own("attention"),
             limit_s=60,
-            read=attention,
+            read=_own(lambda measured: {name: measured[name] for name in ("alone_over_row", "difference")}),
         ),
         Part(
             name="sleep",
-            full=own("sleep", "--device", "0", "--checkpoint", AGENT),
-            rehearsal=own("sleep", "--checkpoint", AGENT),
+            full=own("sleep", "device=0", f"checkpoint={AGENT}"),
+            rehearsal=own("sleep", f"checkpoint={AGENT}"),
             limit_s=180,
-            read=sleep,
+            read=_own(lambda measured: {name: measured[name] for name in ("sleep_s", "wake_weights_s", "wake_kv_s")}),
         ),
     ]
-    for sampler in ("bfloat16", "float32"):
-        found.append(
-            Part(
-                name=f"mismatch_{sampler}",
-                full=bench("mismatch", "--device", "0", "--pairs", f"{sampler}/bfloat16", "--trajectories", "256"),
-                rehearsal=bench("mismatch", "--pairs", "float32/float32", "--trajectories", "8"),
-                limit_s=150,
-                read=mismatch,
-            )
+    every += [
+        Part(
+            name=f"mismatch_{sampler}",
+            full=bench("mismatch", "device=0", f"pairs={sampler}/bfloat16", "rounds=1"),
+            rehearsal=bench("mismatch", "pairs=float32/float32", "rounds=1", "trajectories=8"),
+            limit_s=150,
+            read=_bench(_mismatch),
         )
-    for way in ("shm", "adapter"):
-        found.append(
-            Part(
-                name=f"weights_{way}",
-                full=bench("weights", "--device", "0", "--sizes", "600m", "--transports", way, "--rounds", "3"),
-                rehearsal=bench("weights", "--sizes", "tiny", "--transports", way, "--rounds", "1"),
-                limit_s=180,
-                read=weights,
-            )
+        for sampler in ("bfloat16", "float32")
+    ]
+    every += [
+        Part(
+            name=f"weights_{way}",
+            full=bench("weights", "device=0", "sizes=600m", f"transports={way}", "rounds=3"),
+            rehearsal=bench("weights", "sizes=tiny", f"transports={way}", "rounds=1"),
+            limit_s=180,
+            read=_bench(_weights),
         )
+        for way in ("shm", "adapter")
+    ]
     for concurrent in (256, 1024):
-        given = ("--only", "load", "--checkpoint", AGENT)
-        size = ("--concurrent", str(concurrent), "--trajectories", str(4 * concurrent))
-        found.append(
+        given = ("only=load", f"checkpoint={AGENT}")
+        size = (f"concurrent={concurrent}", f"trajectories={4 * concurrent}")
+        every.append(
             Part(
                 name=f"rollouts_{concurrent}",
-                full=bench("rollout", *given, *size, "--device", "0", "--rounds", "3"),
-                rehearsal=bench("rollout", *given, "--concurrent", "16", "--trajectories", "32", "--rounds", "1"),
+                full=bench("rollout", *given, *size, "device=0", "rounds=3"),
+                rehearsal=bench("rollout", *given, "concurrent=16", "trajectories=32", "rounds=1"),
                 limit_s=240,
-                read=rollouts,
+                read=_bench(_rollouts),
             )
         )
-    found.append(
+    every.append(
         Part(
             name="placement",
-            full=bench("fleet", "--device", "0", "--rounds", "3", "--kinds", "math8k"),
-            rehearsal=bench("fleet", "--quick", "--groups", "2", "--policies", "kv_aware,round_robin"),
+            full=bench("fleet", "device=0", "rounds=3", "kinds=math8k"),
+            rehearsal=bench("fleet", "quick=true", "groups=2", "policies=kv_aware,round_robin"),
             limit_s=300,
-            read=placement,
+            read=_bench(_placement),
         )
     )
     for model, context, rank in product(MODELS, CONTEXTS, RANKS):
-        cut = ("--context", str(context), "--trajectories", str(max(1, 65536 // context)), "--checkpointing")
-        found.append(
+        cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", "checkpointing=true")
+        every.append(
             Part(
                 name=f"learner_{model}_{context // 1024}k_{'lora' if rank else 'full'}",
-                full=bench("learner", "--model", model, "--device", "cuda", *cut, "--lora", str(rank), "--rounds", "3"),
-                rehearsal=bench(
-                    "learner", "--context", "64", "--trajectories", "4", "--lora", str(rank // 4), "--rounds", "1"
-                ),
+                full=bench("learner", f"model={model}", "device=cuda", *cut, f"lora={rank}", "rounds=3"),
+                rehearsal=bench("learner", "context=64", "trajectories=4", f"lora={rank // 4}", "rounds=1"),
                 limit_s=200,
-                read=learner,
+                read=_bench(_learner),
             )
         )
-    return found
-
-
-def figures(part: Part, file: Path) -> Figures:
-    """Of a part that has ended. Raises OSError, KeyError or ValueError for a result that does not say them."""
-    return part.read(json.loads(file.read_text()))
+    return every

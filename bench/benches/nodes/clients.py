@@ -1,4 +1,4 @@
-"""Nodes that make no tokens: they speak the real protocol over the real sockets, and tell records as fast as they can.
+"""Nodes that sample nothing: they speak the real protocol over the real sockets, and send records as fast as they can.
 
 python -m bench.benches.nodes.clients nodes KEYS ADDRESS SHAPE NODES     # until the lead says bye
 python -m bench.benches.nodes.clients flood KEYS ADDRESS SHAPE GROUPS    # the same bytes to a bare socket
@@ -18,7 +18,7 @@ from bench.benches.nodes.parts import RECIPE, SHAPES, Shape, a_prompt, records_o
 from engine import encoding
 from engine.nodes.build import build_of
 from engine.nodes.ledger import Key
-from engine.nodes.messages import Announce, Build, Numbered, decode_to_node, encode
+from engine.nodes.messages import Announce, Build, Numbered, ToLead, decode_to_node, encode
 from engine.nodes.messages import Record as Told
 from engine.nodes.node_protocol import NodeProtocol
 from engine.run import journal_records
@@ -46,7 +46,7 @@ class ScriptedNode:
             capacity_tokens=self._free,
             replicas=1,
             make_session=lambda: secrets.token_bytes(16),
-            post=lambda message: self._mailbox.send_frames(encode(message)),
+            post=self._post,
             events=self,
         )
 
@@ -65,7 +65,7 @@ class ScriptedNode:
         asyncio.get_running_loop().call_soon(self._tell, key, work)
 
     def _tell(self, key: Key, work: int) -> None:
-        """A record in each round of the loop, so that the groups of a node grow together."""
+        """Sends a record in each round of the loop, so that the groups of a node grow together."""
         if work not in self._told:
             return
         record, last = next(self._told[work])
@@ -93,6 +93,9 @@ class ScriptedNode:
         self.over.set()
 
     def note(self, line: str) -> None: ...
+
+    def _post(self, message: ToLead) -> None:
+        self._mailbox.send_frames(encode(message))
 
     def _receive(self, frames: list[bytes]) -> None:
         self.protocol.receive(decode_to_node(b"".join(frames)))

@@ -1,5 +1,5 @@
-"""Hosts on one machine with links of a given rate and delay between them: network namespaces, and a switch in user
-space that holds a TUN device of each. For kernels that have no netem.
+"""Emulates hosts on one machine with links of a given rate and delay: network namespaces, and a switch in user space
+that holds a TUN device of each, for kernels that have no netem.
 
     python -m bench.benches.nodes.network NAME ...        # the switch, started by `network`
 
@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MTU = 32_000
-QUEUE_BYTES = 8 << 20  # of a link; what comes when it is full is lost
+QUEUE_BYTES = 8 << 20  # of a link; a packet that comes to a full queue is lost
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _CLONE_NEWNET = 0x40000000
 
@@ -34,9 +34,9 @@ class NoNetwork(RuntimeError):
 
 @contextmanager
 def network(hosts: Sequence[str], *, rate_bits: float, round_trip_s: float) -> Iterator[dict[str, list[str]]]:
-    """{host: the words before a command that is run there}. The i-th host has the address `address(i)`.
+    """Yields {host: the arguments before a command that runs there}. The i-th host has the address `address(i)`.
 
-    rate_bits: per second, of each host's link in either direction. Needs root, ip and nsenter. Raises NoNetwork
+    rate_bits: per second, of each host's link in either direction. It needs root, ip and nsenter, and raises NoNetwork
     where they are missing.
     """
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("nsenter"):
@@ -70,14 +70,14 @@ def _ip(*words: str) -> None:
 
 
 class _Link:
-    """One direction of a host's cable. free: when the last packet has left."""
+    """One direction of a host's cable."""
 
     def __init__(self, rate_bits: float) -> None:
         self._bytes_per_s = rate_bits / 8
-        self._free = 0.0
+        self._free = 0.0  # when the last packet has left
 
     def leaves(self, size: int, now: float) -> float | None:
-        """When a packet that comes now has left; None: it is lost."""
+        """Returns when a packet that comes now has left; None: it is lost."""
         start = max(now, self._free)
         if (start - now) * self._bytes_per_s > QUEUE_BYTES:
             return None
@@ -86,7 +86,7 @@ class _Link:
 
 
 class Switch:
-    """files: TUN devices by the last byte of their host's address."""
+    """Passes packets on between hosts. files: TUN devices by the last byte of their host's address."""
 
     def __init__(self, files: dict[int, int], *, rate_bits: float, round_trip_s: float) -> None:
         self._files, self._delay_s = files, round_trip_s / 2
@@ -108,18 +108,18 @@ class Switch:
 
     def _pass_on(self, source: int, target: int, packet: bytes) -> None:
         now = time.monotonic()
-        left = self._up[source].leaves(len(packet), now)
-        arrived = None if left is None else self._down[target].leaves(len(packet), left)
+        departed = self._up[source].leaves(len(packet), now)
+        arrived = None if departed is None else self._down[target].leaves(len(packet), departed)
         if arrived is not None:
             self._loop.call_later(arrived + self._delay_s - now, self._write, target, packet)
 
     def _write(self, target: int, packet: bytes) -> None:
-        with suppress(OSError):  # its queue is full, or the host is gone: lost
+        with suppress(OSError):  # the packet is lost where the queue is full or the host is gone
             os.write(self._files[target], packet)
 
 
 def _open(name: str, number: int) -> int:
-    """A TUN device in this namespace, up, with the host's address."""
+    """Opens a TUN device in a namespace and brings it up with the host's address."""
     with Path(f"/run/netns/{name}").open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter {name}")

@@ -1,39 +1,40 @@
-"""What leading nodes costs, and how long weights take to reach them.
+"""What does leading nodes cost, and how long do weights take to reach them?
 
-    python -m bench nodes [--quick] [--groups 200] [--nodes 1,2,4] [--rounds 3] [--megabytes 100]
+    rocstar bench nodes [rounds=3] [groups=200] [nodes=1,2,4] [megabytes=250]
 
 lead: the real lead with its journal, sockets and keys, and scripted nodes in a process of their own that make groups
-the moment that they are granted. CPU seconds of the whole process, ZeroMQ's thread included, per group, per record and
-per token; groups_per_s is what one core of that is good for. over_floor: against a bare ROUTER with the same keys that
-takes the same bytes and drops them. A quickstart group is 16 rollouts of 2 turns of 15 tokens; math8k 32 of 4 of 780.
+the moment that they are granted. CPU is that of the whole process, ZeroMQ's thread included; the floor is a bare ROUTER
+with the same keys that takes the same bytes and drops them. A quickstart group is 16 rollouts of 2 turns of 15 tokens,
+a math8k group 32 of 4 of 780.
 
-sync: seconds from the question until all nodes have the weights, over links of 1 Gbit/s and a round trip of 20 ms that
-are emulated between network namespaces, against the time that the bytes need by themselves on the lead's link.
+sync: from the question until all nodes have the weights, over links of 1 Gbit/s and a round trip of 20 ms that are
+emulated between network namespaces, against the time that the bytes need by themselves on the lead's link. The switch
+of the emulated links runs in Python on the same cores.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import uvloop
 import zmq
 
+from algo.require import require
 from bench.benches.nodes import sync
 from bench.benches.nodes.network import NoNetwork
 from bench.benches.nodes.parts import SHAPES, Shape, a_lead, a_prompt
-from bench.measuring.report import at_least, environment, fill, finish, interruptible, say, several
+from bench.measuring.bench import Bench, Keep
+from bench.measuring.metric import Kind, microseconds, milliseconds, ratio, seconds
+from bench.measuring.terminal import say
 from engine.types import PublishedWeights
 from sandbox import keys
 from sandbox.keys import guard, load_node
@@ -44,28 +45,24 @@ PER_NODE = 16  # groups
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeadLoad:
-    """CPU seconds of a lead, and of a bare socket, for so many groups."""
+class Options:
+    rounds: Annotated[int, "loads of the lead, and updates of the nodes"] = 3
+    groups: Annotated[int, "long groups of a load; 20 times as many short ones"] = 200
+    nodes: Annotated[tuple[int, ...], "nodes to which weights are sent; 0: none"] = (1, 2, 4)
+    megabytes: Annotated[int, "size of the weights"] = 250
 
-    shape: Shape
-    groups: int
-    lead_s: float
-    floor_s: float
-
-    @property
-    def group_s(self) -> float:
-        return self.lead_s / self.groups
+    def __post_init__(self) -> None:
+        require(self, "at least 1", lambda value: value >= 1, "rounds", "groups", "megabytes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sync:
-    nodes: int
-    size_bytes: int
-    seconds: float
-    own_s: float
-
-
-Round = list[LeadLoad | Sync]
+METRICS = {
+    "group_s": milliseconds("CPU of a group", "of the lead", form=".2f", kind=Kind.CPU),
+    "record_s": microseconds("of a record", "a turn of a rollout, or a group's decision", form=".0f"),
+    "token_s": microseconds("of a token", "of the lead, per sampled token", form=".3f"),
+    "over_floor": ratio("/ floor", "CPU of the lead over that of a bare socket that takes the same bytes"),
+    "sync_s": seconds("sync", "until all nodes have the weights"),
+    "over_own": ratio("/ own time", "sync over the time that the bytes need by themselves on the lead's link"),
+}
 
 
 def free_address() -> str:
@@ -80,14 +77,14 @@ def clients(role: str, folder: Path, address: str, shape: Shape, number: int) ->
 
 
 async def lead_cpu_s(shape: Shape, groups: int, folder: Path) -> float:
-    """Of `groups` groups, from the first grant to the last group."""
+    """Returns the lead's CPU seconds for `groups` groups, from the first grant to the last group."""
     address = free_address()
     async with a_lead(address, folder / "keys", folder) as lead:
         (folder / "weights").write_bytes(b"0")
         lead.publish(PublishedWeights(str(folder / "weights"), 0, np.zeros(1, np.float32)))
         nodes = clients("nodes", folder, address, shape, NODES)
         try:
-            while len(lead.protocol.nodes) < NODES:  # noqa: ASYNC110  whoever joins tells nobody
+            while len(lead.protocol.nodes) < NODES:  # noqa: ASYNC110  a node that joins tells nobody
                 await asyncio.sleep(0.05)
             began = time.process_time()
             limit = asyncio.Semaphore(NODES * PER_NODE)
@@ -108,14 +105,14 @@ async def lead_cpu_s(shape: Shape, groups: int, folder: Path) -> float:
 
 
 async def floor_cpu_s(shape: Shape, groups: int, folder: Path) -> float:
-    """Of a ROUTER that takes the same bytes."""
-    left, done = groups * shape.records, asyncio.Event()
+    """Returns the CPU seconds of a ROUTER that takes the same bytes."""
+    missing, done = groups * shape.records, asyncio.Event()
     began = time.process_time()
 
     def receive(frames: list[bytes]) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+        nonlocal missing
+        missing -= 1
+        if not missing:
             done.set()
 
     mailbox = Mailbox(zmq.ROUTER, receive)
@@ -133,87 +130,52 @@ async def floor_cpu_s(shape: Shape, groups: int, folder: Path) -> float:
         mailbox.close(0)
 
 
-def lead_load(shape: Shape, groups: int) -> LeadLoad:
+def lead_load(shape: Shape, groups: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         keys.make(folder / "keys")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             lead_s = runner.run(lead_cpu_s(shape, groups, folder))
             floor_s = runner.run(floor_cpu_s(shape, groups, folder))
-    return LeadLoad(shape=shape, groups=groups, lead_s=lead_s, floor_s=floor_s)
+    group_s = lead_s / groups
+    return {
+        "group_s": group_s,
+        "record_s": group_s / shape.records,
+        "token_s": group_s / shape.group_tokens,
+        "over_floor": lead_s / floor_s,
+    }
 
 
-def measure(options: argparse.Namespace, rounds: list[Round]) -> None:
+def sync_of(nodes: int, size_bytes: int) -> dict[str, float]:
+    """Raises NoNetwork where links cannot be emulated."""
     link = sync.Link()
-    size_bytes = options.megabytes * 1_000_000
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        sync_s = sync.measured(Path(name), link, nodes=nodes, size_bytes=size_bytes)
+    return {"sync_s": sync_s, "over_own": sync_s / link.own_s(size_bytes, nodes)}
+
+
+def measure(options: Options, keep: Keep) -> None:
+    nodes = [count for count in options.nodes if count]
     for number in range(options.rounds):
-        found: Round = []
+        figures = {}
         for shape in SHAPES.values():
-            say(f"round {number + 1}: the lead with groups like {shape.name}")
+            say(f"round {number + 1} of {options.rounds}: the lead with groups like {shape.name}")
             groups = options.groups if shape.group_tokens > 10_000 else 20 * options.groups
-            found.append(lead_load(shape, groups))
-        for nodes in options.nodes:
-            say(f"round {number + 1}: {options.megabytes} MB to {nodes} nodes")
+            figures[f"lead/{shape.name}"] = lead_load(shape, groups)
+        for count in nodes:
+            say(f"round {number + 1} of {options.rounds}: {options.megabytes} MB to {count} nodes")
             try:
-                with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-                    seconds = sync.measured(Path(name), link, nodes=nodes, size_bytes=size_bytes, rounds=1)
+                figures[f"sync/{count}"] = sync_of(count, options.megabytes * 1_000_000)
             except NoNetwork as error:
                 say(f"weights are not sent: {error}")
-                options.nodes = []
+                nodes = []
                 break
-            own_s = link.own_s(size_bytes, nodes)
-            found.append(Sync(nodes=nodes, size_bytes=size_bytes, seconds=seconds[0], own_s=own_s))
-        rounds.append(found)
+        keep(figures)
 
 
-def show(options: argparse.Namespace, machine: dict[str, Any], rounds: Sequence[Round]) -> None:
-    loads = [each for found in rounds for each in found if isinstance(each, LeadLoad)]
-    syncs = [each for found in rounds for each in found if isinstance(each, Sync)]
-    metrics: dict[str, float] = {}
-    rows = []
-    for shape in SHAPES.values():
-        of = [load for load in loads if load.shape == shape]
-        group_s = statistics.median(load.group_s for load in of)
-        floor = statistics.median(load.lead_s / load.floor_s for load in of)
-        metrics |= {
-            f"lead_ms_per_group_{shape.name}": 1e3 * group_s,
-            f"lead_us_per_record_{shape.name}": 1e6 * group_s / shape.records,
-            f"lead_us_per_token_{shape.name}": 1e6 * group_s / shape.group_tokens,
-            f"lead_over_floor_{shape.name}": floor,
-        }
-        numbers = [
-            f"{1e3 * group_s:.2f}",
-            f"{1e6 * group_s / shape.records:.0f}",
-            f"{1e6 * group_s / shape.group_tokens:.2f}",
-            f"{1 / group_s:.0f}",
-            f"{shape.group_tokens / group_s:,.0f}",
-            f"{floor:.1f}",
-        ]
-        rows.append([f"lead, {shape.name}", *numbers, ""])
-    for nodes in options.nodes:
-        of_nodes = [each for each in syncs if each.nodes == nodes]
-        seconds = statistics.median(each.seconds for each in of_nodes)
-        ratio = statistics.median(each.seconds / each.own_s for each in of_nodes)
-        metrics |= {f"sync_s_{nodes}": seconds, f"sync_over_own_{nodes}": ratio}
-        rows.append([f"sync, {nodes} nodes, {options.megabytes} MB", *[""] * 6, f"{seconds:.2f} s, {ratio:.2f} x"])
-    header = ["", "ms / group", "us / record", "us / token", "groups/s/core", "tokens/s/core", "over floor", "sync"]
-    title = "the lead's CPU, and weights over a link of 1 Gbit/s and 20 ms; medians"
-    finish("nodes", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
-
-
-def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench nodes", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few groups, one round, two nodes, 20 MB")
-    parser.add_argument("--groups", type=at_least(1), help="long ones; 20 times as many short ones")
-    parser.add_argument("--nodes", type=several(at_least(1)), help="to which weights are sent; 0 for none")
-    parser.add_argument("--rounds", type=at_least(1))
-    parser.add_argument("--megabytes", type=at_least(1), help="of weights")
-    options = parser.parse_args(given)
-    fill(options, groups=(10, 200), nodes=([2], [1, 2, 4]), rounds=(1, 3), megabytes=(20, 250))
-    return options
-
-
-def main() -> None:
-    options, machine = arguments(), environment()
-    rounds: list[Round] = []
-    interruptible(lambda: measure(options, rounds), lambda: show(options, machine, rounds), rounds)
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    quick={"rounds": "1", "groups": "10", "nodes": "2", "megabytes": "20"},
+)

@@ -1,4 +1,4 @@
-"""A real lead without replicas, and groups that nobody sampled, for the bench."""
+"""A real lead without replicas, and made-up groups, for the bench of nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECIPE = ROOT / "recipes" / "quickstart.py"
 
 @asynccontextmanager
 async def a_lead(listen: str, keys: Path, folder: Path) -> AsyncIterator[Lead]:
-    """With a journal on the disk, as every lead has."""
+    """Runs a lead with a journal on the disk, as every lead has."""
     config = LeadConfig(listen=listen, keys=keys, recipe=RECIPE, options=(), nodes_only=True)
     async with Door(config, checkpoint=CHECKPOINT, note=lambda line: None) as door, _lead(config, door, folder) as lead:
         yield lead
@@ -49,7 +49,7 @@ def _lead(config: LeadConfig, door: Door, folder: Path) -> Lead:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A group: so many rollouts of so many turns of so many sampled tokens, about four characters each."""
+    """A group of so many rollouts of so many turns of so many sampled tokens, about four characters each."""
 
     name: str
     rollouts: int
@@ -62,7 +62,7 @@ class Shape:
 
     @property
     def records(self) -> int:
-        """What a node tells of a group: the turns (the last one with the end), and the decision."""
+        """How many records a node sends of a group: the turns (the last one with the end), and the decision."""
         return self.rollouts * self.turns + 1
 
 
@@ -80,7 +80,7 @@ def a_prompt(number: int) -> Prompt:
 
 
 def records_of(drawn: Drawn, shape: Shape) -> Iterator[Record]:
-    """As a node makes them, turn by turn over all rollouts, and the decision."""
+    """Yields records as a node makes them, turn by turn over all rollouts, and the decision."""
     lease, attempt = drawn.lease, drawn.attempt
     for turn in range(shape.turns - 1):
         for sample in range(shape.rollouts):

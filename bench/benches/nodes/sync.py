@@ -1,6 +1,6 @@
-"""Weights to 1, 2 and 4 nodes over emulated links: the lead's own socket and server of files, the nodes' own pull.
+"""Sends weights to nodes over emulated links: the lead's own socket and server of files, the nodes' own pull.
 
-python -m bench.benches.nodes.sync lead KEYS FOLDER ADDRESS      # publishes FOLDER/weights, until its input ends
+python -m bench.benches.nodes.sync lead KEYS FOLDER ADDRESS      # publishes FOLDER/weights until its input ends
 python -m bench.benches.nodes.sync node KEYS FOLDER ADDRESS BYTES  # pulls once for each line of its input
 """
 
@@ -28,18 +28,18 @@ PORT = 5700
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """rate_bits: per second, of each host's link, so that the lead's is shared by its nodes."""
+    """The links between hosts. rate_bits: per second, of each host's link; the lead's is shared by its nodes."""
 
     rate_bits: float = 1e9
     round_trip_s: float = 0.02
 
     def own_s(self, size_bytes: int, nodes: int) -> float:
-        """The time that the bytes need by themselves: over the lead's link for every node."""
+        """Returns the time that the bytes need by themselves: over the lead's link for every node."""
         return nodes * size_bytes * 8 / self.rate_bits + self.round_trip_s
 
 
-def measured(folder: Path, link: Link, *, nodes: int, size_bytes: int, rounds: int) -> list[float]:
-    """Seconds from the question of the nodes until all of them have the file, of each round."""
+def measured(folder: Path, link: Link, *, nodes: int, size_bytes: int) -> float:
+    """Returns the seconds from the question of the nodes until all of them have the file."""
     keys.make(folder / "keys")
     (folder / "weights").write_bytes(np.random.default_rng(0).bytes(size_bytes))
     lead_address = f"tcp://{address(0)}:{PORT}"
@@ -62,14 +62,14 @@ def measured(folder: Path, link: Link, *, nodes: int, size_bytes: int, rounds: i
                 assert process.stdout is not None
                 if "ready" not in process.stdout.readline():
                     raise RuntimeError(f"the {host} of the bench did not start; see above")
-            return [_round(started[1:]) for _ in range(rounds)]
+            return _pull(started[1:])
         finally:
             for process in started:
                 process.kill()
                 process.communicate()
 
 
-def _round(nodes: list[subprocess.Popen[str]]) -> float:
+def _pull(nodes: list[subprocess.Popen[str]]) -> float:
     began = time.monotonic()
     for node in nodes:
         assert node.stdin is not None

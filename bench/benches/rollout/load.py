@@ -1,8 +1,8 @@
-"""The two engines under load: bare, and below rollouts whose tools answer at once, late, or out of a jail.
+"""Puts the engines under load: bare, and below rollouts whose tools answer at once, late, or out of a jail.
 
 All modes generate the same token schedule: a jailed run records it (turn lengths, seeds, what each program answered),
-the others repeat it. A turn of the bare mode is the same request with its length fixed; a trajectory takes the replica
-with the fewest and stays there.
+and the others repeat it. A turn of the bare mode is the same request with its length fixed; a trajectory takes the
+replica with the fewest and stays there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sandbox.wire import Limits, ToolResult
 
 
 class Recorder:
-    """A ToolRunner before another one that remembers what each program answered."""
+    """A ToolRunner that asks another one, and remembers what each program answered."""
 
     def __init__(self, runner: ToolRunner) -> None:
         self.runner = runner
@@ -38,7 +38,7 @@ class Recorder:
 
 
 class Repeater:
-    """A ToolRunner that answers what was recorded, after delay_s; a program that is not known to it prints nothing."""
+    """A ToolRunner that gives recorded answers after delay_s. A program without one prints nothing, and is counted."""
 
     def __init__(self, answers: dict[tuple[str, str], ToolResult], delay_s: float = 0.0) -> None:
         self.answers = answers
@@ -50,9 +50,9 @@ class Repeater:
     ) -> ToolResult:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        found = self.answers.get((code, stdin))
-        self.unknown += found is None
-        return found or ToolResult(outcome="ok", stdout="")
+        answer = self.answers.get((code, stdin))
+        self.unknown += answer is None
+        return answer or ToolResult(outcome="ok", stdout="")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,14 +66,14 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """What one trajectory asks of the engines."""
+    """The requests of one trajectory."""
 
     prompt_ids: tuple[int, ...]
     turns: tuple[Turn, ...]
 
     @classmethod
     def of(cls, trajectory: Trajectory, seed: int) -> Schedule:
-        """Of a recorded trajectory of a run with this seed."""
+        """Makes the schedule of a recorded trajectory of a run with this seed."""
         ids = trajectory.token_ids_T.tolist()
         starts = [*(turn.start for turn in trajectory.turns[1:]), len(ids)]
         turns = [
@@ -89,7 +89,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class Measured:
-    """One run of one mode. cpu_s: of the whole process tree; frontend_s: of this process. unknown: see `Repeater`."""
+    """One run of one mode. cpu_s: CPU of all processes; frontend_s: CPU of this one. unknown: as of `Repeater`."""
 
     wall_s: float
     cpu_s: float
@@ -108,7 +108,7 @@ class Measured:
 
 
 async def bare(replicas: Sequence[Replica], schedules: Sequence[Schedule], concurrent: int) -> Measured:
-    """The schedule through `Replica.generate` alone: no fleet, no chat, no parser, no tools."""
+    """Generates the schedule by `Replica.generate` alone: no fleet, no chat, no parser, no tools."""
     running = [0] * len(replicas)
 
     async def one(number: int, schedule: Schedule) -> int:
@@ -137,7 +137,7 @@ async def bare(replicas: Sequence[Replica], schedules: Sequence[Schedule], concu
 
 
 async def rolled(rollouts: Rollouts, prompts: Sequence[Prompt], samples: int, concurrent: int) -> Measured:
-    """The same trajectories by Rollouts: `samples` of each prompt."""
+    """Generates the same trajectories by Rollouts: `samples` of each prompt."""
 
     async def one(group: int, sample: int) -> Trajectory:
         return await rollouts.run(prompts[group], sample, group)
@@ -154,7 +154,7 @@ def _bind(function: Callable[..., Awaitable[Any]], arguments: Iterable[Any]) -> 
 
 
 async def _measure(jobs: Sequence[Callable[[], Awaitable[Any]]], concurrent: int) -> tuple[Measured, list[Any]]:
-    """Runs the jobs in their order, `concurrent` at a time; results in the same order."""
+    """Runs the jobs in their order, `concurrent` at a time. Returns their results in the same order."""
     results: list[Any] = [None] * len(jobs)
     pending = iter(enumerate(jobs))
 

@@ -1,8 +1,8 @@
-"""Thousands of trajectories on one event loop: replicas that step like engines but only repeat a script.
+"""Runs thousands of trajectories on one event loop, with replicas that step like engines but only repeat a script.
 
-A step comes every step_s and gives each running request one token; tokens leave in bundles, as
-`engine.replica.output_bundler` makes them, which are handed out CHUNK at a time with a turn of the loop between, as
-vLLM does. Each trajectory calls a tool once, waits for it and answers; turns differ in length.
+A step comes every step_s and gives each running request one token. Tokens leave in bundles, as
+`engine.replica.output_bundler` makes them, and bundles are handed out CHUNK at a time with a turn of the loop between,
+as vLLM does. Each trajectory calls a tool once, waits for it and answers; turns differ in length.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from bench.benches.rollout.load import Repeater
+from bench.measuring.bench import BenchFailed
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.replica.config import ENVIRONMENT
-from engine.replica.port import BUNDLE, Delta, KvSample, Sampling
+from engine.replica.port import BUNDLE, Delta, KvSample, ReplicaPort, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
@@ -54,7 +55,7 @@ class _Request:
     wake: asyncio.Future[None] | None = None
 
     def step(self) -> bool:
-        """Whether something leaves the engine now."""
+        """Takes a step. Returns whether a bundle leaves the engine now."""
         token, last = next(self.tokens, (-1, False))
         if token < 0:
             return False
@@ -69,7 +70,7 @@ class _Request:
 
 
 class SteppingReplica:
-    """What the fleet needs of a replica; `drive` is its engine."""
+    """Does what the fleet needs of a replica; `drive` is its engine."""
 
     def __init__(self, index: int, on_step: Callable[[int, KvSample], None], chat: ChatTemplate) -> None:
         self.index = index
@@ -80,7 +81,7 @@ class SteppingReplica:
         self._on_step = on_step
         self._end = chat.end_of_turn
         self._call = [chat._encode(tool_call(f"print({n})")) for n in range(10)]
-        self._words = chat._encode("I think about it. " * 40)
+        self._text = chat._encode("I think about it. " * 40)
         self._requests: set[_Request] = set()
 
     async def start(self) -> None: ...
@@ -94,9 +95,9 @@ class SteppingReplica:
     async def abort(self, request_id: str) -> None: ...
 
     def _turn(self, token_ids: Sequence[int], seed: int) -> Iterator[tuple[int, bool]]:
-        words = self._words[: 10 + seed % 31]
+        text = self._text[: 10 + seed % 31]
         first = token_ids.count(self._end) < 2  # the prompt holds one
-        tokens = [*words, *(self._call[seed % 10] if first else ()), self._end]
+        tokens = [*text, *(self._call[seed % 10] if first else ()), self._end]
         return zip(tokens, [*[False] * (len(tokens) - 1), True], strict=True)
 
     async def generate(
@@ -122,7 +123,7 @@ class SteppingReplica:
             self._requests.discard(request)
 
     async def drive(self, step_s: float) -> None:
-        """Steps until it is cancelled; the replicas are out of step with each other, as engines are."""
+        """Steps until it is cancelled. The replicas are out of step with each other, as engines are."""
         await asyncio.sleep(self.index * step_s / REPLICAS)
         while True:
             await asyncio.sleep(step_s)
@@ -139,9 +140,9 @@ class SteppingReplica:
 
 @dataclass(slots=True)
 class Lags:
-    """How late the loop is: in wall seconds, and in CPU seconds of this process, which other load makes no longer.
+    """How late the loop is, in wall seconds and in CPU seconds of this process, which other load does not prolong.
 
-    peak_bytes: most memory of this process at any of its looks.
+    peak_bytes: the most memory that this process had at any look.
     """
 
     wall_s: list[float] = field(default_factory=list)
@@ -164,14 +165,14 @@ def resident_bytes() -> int:
 
 async def scale(
     checkpoint: Path, queued: int = QUEUED, replica_count: int = REPLICAS, step_s: float = STEP_S
-) -> dict[str, Any]:
-    """replica_count x RUNNING + queued trajectories at once; returns the metrics. Raises RuntimeError for leftovers."""
+) -> dict[str, float]:
+    """Runs replica_count x RUNNING + queued trajectories at once. Raises BenchFailed where anything is left over."""
     chat, timeline = ChatTemplate.load(checkpoint), Timeline()
     replicas: list[SteppingReplica] = []
 
-    def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> SteppingReplica:
+    def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> ReplicaPort:
         replicas.append(SteppingReplica(index, on_step, chat))
-        return replicas[-1]
+        return cast(ReplicaPort, replicas[-1])  # it has no weights and does not sleep
 
     total, tasks_before = replica_count * RUNNING + queued, len(asyncio.all_tasks())
     problems = list(islice(prompts("train", 0), total // SAMPLES))
@@ -205,20 +206,17 @@ async def scale(
             cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
             for task in driving:
                 task.cancel()
-        left = len(fleet._turns)
+        turns_left = len(fleet._turns)
     tokens, tasks_left = rollouts.tokens_sampled, len(asyncio.all_tasks()) - tasks_before
-    if (ended, left, tasks_left) != (total, 0, 0):
-        raise RuntimeError(f"{ended} of {total} trajectories ended; left over: {left} turns, {tasks_left} tasks")
+    if (ended, turns_left, tasks_left) != (total, 0, 0):
+        raise BenchFailed(f"{ended} of {total} trajectories ended; left over: {turns_left} turns, {tasks_left} tasks")
     return {
-        "loop_lag_p99_ms": 1e3 * float(np.percentile(lags.wall_s, 99)),
-        "loop_lag_cpu_p99_ms": 1e3 * float(np.percentile(lags.cpu_s, 99)),
-        "loop_lag_max_ms": 1e3 * max(lags.wall_s),
-        "bytes_per_trajectory": started / total,
-        "bytes_per_trajectory_peak": (lags.peak_bytes - memory) / total,
-        "bytes_per_trajectory_end": (resident_bytes() - memory) / total,
-        "scale_ended": ended,
-        "scale_tokens_per_s": tokens / wall_s,
-        "scale_cpu_us_per_token": 1e6 * cpu_s / tokens,
-        "tasks_left": tasks_left,
-        "turns_left": left,
+        "lag_p99_s": float(np.percentile(lags.wall_s, 99)),
+        "lag_cpu_p99_s": float(np.percentile(lags.cpu_s, 99)),
+        "lag_max_s": max(lags.wall_s),
+        "trajectory_bytes": started / total,
+        "trajectory_peak_bytes": (lags.peak_bytes - memory) / total,
+        "trajectories": ended,
+        "tokens_per_s": tokens / wall_s,
+        "cpu_per_token_s": cpu_s / tokens,
     }

@@ -1,4 +1,4 @@
-"""What a hostile call costs the next one, and what running calls and idle sessions cost in memory.
+"""Measures what a hostile call costs the next one, and what running calls and idle sessions cost in memory.
 
 Attacks run in a service with ONE slot: the honest call after an attack goes through the very slot that was attacked.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.benches.sandbox.contenders import CASES, Box
 from bench.benches.sandbox.load import CELLS
-from bench.measuring.report import say
+from bench.measuring.terminal import say
 from sandbox import Limits, Sandbox
 
 ATTACKS = {
@@ -76,49 +76,44 @@ RIGHT_DEADLINE_S = 20.0  # an honest call that is not right by then is counted a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovery:
-    """verdict: how the attack's call ended, after verdict_s; recovery_s: from then until an honest call was right."""
+    """What followed an attack. recovery_s: from its verdict until an honest call was right; None: never.
+
+    wrong: honest calls before that one.
+    """
 
     attack: str
-    verdict: str
-    verdict_s: float
     recovery_s: float | None
     wrong: int
 
 
 async def attack(sandbox: Sandbox, limit_s: float) -> list[Recovery]:
-    """Each attack once, with `limit_s` of wall and CPU time, and then honest calls until one is right."""
-    found = []
+    """Makes each attack once, with `limit_s` of wall and CPU time, and then honest calls until one is right."""
+    recoveries = []
     case = CASES[0]
     limits = Limits(wall_s=limit_s, cpu_s=limit_s)
     for name, code in ATTACKS.items():
         say(f"attacks: {name}")
-        started = time.perf_counter()
-        verdict = (await sandbox.run(code, limits=limits)).outcome
+        await sandbox.run(code, limits=limits)
         ended = time.perf_counter()
         wrong = 0
         while (await sandbox.run(case.code)).stdout != case.stdout and time.perf_counter() < ended + RIGHT_DEADLINE_S:
             wrong += 1
-        after = time.perf_counter() - ended
-        recovery = Recovery(
-            attack=name,
-            verdict=verdict,
-            verdict_s=ended - started,
-            recovery_s=after if after < RIGHT_DEADLINE_S else None,
-            wrong=wrong,
+        after_s = time.perf_counter() - ended
+        recoveries.append(
+            Recovery(attack=name, recovery_s=after_s if after_s < RIGHT_DEADLINE_S else None, wrong=wrong)
         )
-        found.append(recovery)
-    return found
+    return recoveries
 
 
 async def child_bytes(box: Box, children: int, seconds: float) -> float:
-    """Memory of one running call beyond that of its slot: `children` calls that sleep, against the idle service."""
+    """Returns the memory of a running call beyond its slot: `children` calls that sleep against the idle service."""
     idle = box.meter.memory_bytes()
     calls = [box.sandbox.run(f"import time; time.sleep({seconds})") for _ in range(children)]
     return (await _while_running(calls, box, seconds / 2) - idle) / children
 
 
 async def session_bytes(box: Box, sessions: int, cells: int) -> float:
-    """Memory of one idle session after its first `cells` cells."""
+    """Returns the memory of an idle session after its first `cells` cells."""
     idle = box.meter.memory_bytes()
     async with AsyncExitStack() as stack:
         for _ in range(sessions):

@@ -1,4 +1,4 @@
-"""What bench.benches.sandbox compares: anything that runs Python code for a caller, and the floors below it.
+"""What `bench sandbox` compares: anything that runs Python code for a caller, and the floors below it.
 
 A contender's `sample` runs one program many times and returns calls, CPU seconds of all its server processes (children
 included, this process excluded) and wall seconds. A call whose output is not the expected one counts as wrong.
@@ -63,24 +63,21 @@ CASES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
+    """Many calls of one program."""
+
     calls: int
     wrong: int
     cpu_s: float
     wall_s: float
-    host_cpu_s: float = 0.0  # of it, what our host process itself used
+    host_cpu_s: float = 0.0  # the part of it that our host process itself used
 
     @property
-    def cpu_ms(self) -> float:
-        return 1e3 * self.cpu_s / self.calls
+    def call_cpu_s(self) -> float:
+        return self.cpu_s / self.calls
 
     @property
-    def host_cpu_ms(self) -> float:
-        return 1e3 * self.host_cpu_s / self.calls
-
-    @property
-    def wall_ms(self) -> float:
-        """Wall time over calls, many at a time: the inverse of the rate."""
-        return 1e3 * self.wall_s / self.calls
+    def call_host_cpu_s(self) -> float:
+        return self.host_cpu_s / self.calls
 
 
 class Contender(Protocol):
@@ -94,7 +91,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Server:
-    """Answers calls; `run` gives what the code printed, or "" if it failed; `cpu_s` counts the server's CPU so far."""
+    """Answers calls. `run` gives the output of the code, or "" if it failed; `cpu_s` counts the server's CPU so far."""
 
     name: str
     run: Callable[[str], Awaitable[str]]
@@ -106,7 +103,7 @@ class Server:
         return True
 
     async def sample(self, case: Case, calls: int, seconds: float) -> Sample:
-        """`concurrency` calls at a time until `calls` are done or `seconds` have passed."""
+        """Makes `concurrency` calls at a time until `calls` are done or `seconds` have passed."""
         cpu, host, started = self.cpu_s(), self.host_cpu_s(), time.perf_counter()
         done = wrong = 0
 
@@ -153,16 +150,15 @@ async def open_box(config: SandboxConfig) -> AsyncIterator[Box]:
 
 
 class Image:
-    """A floor: a process with a tier's modules that forks (nothing else) or executes the code in itself."""
+    """A floor: a process with a tier's modules that only forks, or executes the code in itself."""
 
-    def __init__(self, what: str, tier: Tier, process: asyncio.subprocess.Process, kind: str) -> None:
-        self.kind = kind  # "snapshot" or "plain"
+    def __init__(self, what: str, tier: Tier, process: asyncio.subprocess.Process) -> None:
         names = {"exec": "exec in process", "program": "plain fork, same image"}
         self.name = names.get(what, f"{what} + exit, {tier.name}")
         self._what, self._tier, self._process = what, tier, process
 
     def serves(self, case: Case) -> bool:
-        """A fork costs the same whatever the program, so it is measured with the first one only."""
+        """Returns whether it is measured with a program. A fork costs the same for all, so one is enough."""
         return case is CASES[0] if "fork" in self._what else case.tier is self._tier
 
     async def sample(self, case: Case, calls: int, seconds: float) -> Sample:
@@ -186,7 +182,8 @@ async def open_image(what: Literal["fork", "os.fork", "program", "exec"], tier: 
         start_new_session=True,  # Ctrl-C is ours to handle
     )
     try:
-        yield Image(what, tier, process, (await _answer(process)).strip())
+        await _answer(process)  # it is ready
+        yield Image(what, tier, process)
     finally:
         process.kill()
         await process.wait()
@@ -202,14 +199,15 @@ async def _answer(process: asyncio.subprocess.Process) -> str:
 
 
 def plain_python() -> Server:
-    """`python -I -c CODE`, as many at a time as there are cores."""
+    """Returns `python -I -c CODE`, as many at a time as there are cores."""
     return _processes("plain python", [str(interpreter.find(None, TIERS).executable), "-I", "-c"])
 
 
 def fresh_nsjail() -> Server:
-    """nsjail and python per call, as snekbox does: all namespaces, read-only tree, tmpfs, rlimits.
+    """Returns nsjail and python per call, as snekbox does: all namespaces, read-only tree, tmpfs, rlimits.
 
-    The user inside is the caller outside, so that an interpreter below a closed home can be read: fit for timing only.
+    The user inside is the caller outside, so that an interpreter below a closed home can be read: it is fit for timing
+    only.
     """
     python = interpreter.find(None, TIERS)
     prefixes = {path.parents[2] for path in (python.executable, python.binary)}
@@ -266,6 +264,6 @@ def _processes(name: str, command: list[str]) -> Server:
 
 
 def _reaped_cpu_s() -> float:
-    """CPU of the children of this process that have ended; nothing else ends while such a sample runs."""
+    """Returns the CPU of this process's children that have ended; nothing else ends while such a sample runs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

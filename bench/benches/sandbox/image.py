@@ -1,7 +1,7 @@
 """A process like the zygote of a tier that forks or executes on request: the floors below every sandboxed call.
 
-It is made by the sandbox's own code: imports, rehearsal and, where the C part was built, the memory snapshot. What this
-process holds beyond that is little: each fork pays for it. Its first line says whether the snapshot was taken.
+It is made by the sandbox's own code: imports, rehearsal and, where the C part was built, the memory snapshot. It holds
+little beyond that, since each fork pays for it. Its first line says whether the snapshot was taken.
 
     request, one line on stdin      answer, one line on stdout
     fork CALLS SECONDS              CALLS CPU_S WALL_S      fork as a slot does, os._exit() in the child, nothing else
@@ -17,14 +17,17 @@ import ast
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from types import ModuleType
 
 SANDBOX = Path(__file__).resolve().parents[3] / "sandbox"
+FORK: Callable[[], int]  # set by `prepare`, as the next one
+MAIN_PROGRAM: Callable[..., None]
 
 
-def fork(how) -> None:
+def fork(how: Callable[[], int]) -> None:
     child = how()
     if child == 0:
         os._exit(0)
@@ -32,7 +35,7 @@ def fork(how) -> None:
 
 
 def program(source: str) -> None:
-    """One call, in all but its jail."""
+    """Runs one call, in all but its jail."""
     code = source.encode()
     files = [os.memfd_create(name) for name in ("source", "stdout", "stderr")]
     os.pwrite(files[0], code, 0)
@@ -57,7 +60,7 @@ def cpu_s() -> float:
 
 
 def prepare(modules: list[str]) -> bool:
-    """Become the image of a tier; whether with a memory snapshot."""
+    """Makes this process the image of a tier. Returns whether with a memory snapshot."""
     global FORK, MAIN_PROGRAM
     package = ModuleType("sandbox")  # without its __init__, which would bring asyncio and ZeroMQ into the image
     package.__path__ = [str(SANDBOX)]
@@ -79,7 +82,13 @@ def serve() -> None:
     print("snapshot" if snapshot else "plain", file=answers, flush=True)
     for line in requests:
         what, calls, seconds, *source = line.split(" ", 3)
-        work = {"fork": lambda: fork(FORK), "os.fork": lambda: fork(os.fork), "program": program, "exec": execute}[what]
+        works: dict[str, Callable[..., None]] = {
+            "fork": lambda: fork(FORK),
+            "os.fork": lambda: fork(os.fork),
+            "program": program,
+            "exec": execute,
+        }
+        work = works[what]
         arguments = [ast.literal_eval(code) for code in source]
         done, started, cpu = 0, monotonic(), cpu_s()
         while done < int(calls) and monotonic() - started < float(seconds):

@@ -1,9 +1,8 @@
-"""Latency of calls that are submitted all at once, and of sessions turn by turn against replay."""
+"""Measures calls that are submitted all at once, and sessions turn by turn against replay."""
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +12,7 @@ from typing import Any
 from bench.benches.sandbox.contenders import CASES, Box
 from sandbox import ToolResult
 
-# What a model writes in one rollout: imports and a helper, two costly looks, then follow-ups on what is there.
+# The cells of one rollout of a model: imports and a helper, two costly looks, then follow-ups on what is there.
 CELLS = (
     "import math\nfrom itertools import product\ndef divisors(n): return [d for d in range(1, n + 1) if n % d == 0]",
     "import sympy as sp\nx = sp.symbols('x')\nroots = sp.solve(x**3 - 6*x**2 + 11*x - 6, x)\nroots",
@@ -31,21 +30,20 @@ LAST_STDOUT = "66\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Burst:
-    """`calls` submitted at once. lost: not answered, or not with what the program prints."""
+    """Calls submitted at once. lost: not answered, or not with the program's output."""
 
     calls: int
     lost: int
     wall_s: float
-    p50_ms: float
-    p99_ms: float
+    p50_s: float
+    p99_s: float
 
-    @property
-    def rate(self) -> float:
-        return self.calls / self.wall_s
+    def figures(self) -> dict[str, float]:
+        return {"p50_s": self.p50_s, "p99_s": self.p99_s, "calls_per_s": self.calls / self.wall_s, "lost": self.lost}
 
 
 async def burst(run: Callable[[str], Awaitable[str]], calls: int, repeats: int = 1) -> Burst:
-    """print(N) `calls` at once, `repeats` times one after the other; latency from the call to its answer."""
+    """Submits `calls` of print(N) at once, `repeats` times one after the other."""
     latencies: list[float] = []
     lost = 0
 
@@ -63,28 +61,23 @@ async def burst(run: Callable[[str], Awaitable[str]], calls: int, repeats: int =
                 group.create_task(one(index), name=f"burst-{index}")
     wall_s = time.perf_counter() - started
     latencies.sort()
-    p50, p99 = (1e3 * latencies[int(share * (len(latencies) - 1))] for share in (0.5, 0.99))
-    return Burst(calls=calls * repeats, lost=lost, wall_s=wall_s, p50_ms=p50, p99_ms=p99)
-
-
-def own_peak_bytes() -> int:
-    """Most memory that this process, the client, ever held."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    p50_s, p99_s = (latencies[int(share * (len(latencies) - 1))] for share in (0.5, 0.99))
+    return Burst(calls=calls * repeats, lost=lost, wall_s=wall_s, p50_s=p50_s, p99_s=p99_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """Per turn: CPU and wall ms of a cell, state alive, against a stateless call that runs all cells up to it."""
+    """CPU and wall seconds of a cell per turn, state alive, against a stateless call that runs all cells up to it."""
 
-    alive_cpu_ms: list[float]
-    replay_cpu_ms: list[float]
-    alive_wall_ms: list[float]
-    replay_wall_ms: list[float]
+    alive_cpu_s: list[float]
+    replay_cpu_s: list[float]
+    alive_wall_s: list[float]
+    replay_wall_s: list[float]
     wrong: int
 
 
 async def turns(box: Box, sessions: int) -> Turns:
-    """`sessions` rollouts of ten cells side by side; after each turn as many replays of the same cells."""
+    """Runs `sessions` rollouts of ten cells side by side, and after each turn as many replays of the same cells."""
     alive: list[Batch] = []
     replay: list[Batch] = []
     tier = CASES[-1].tier.name
@@ -97,10 +90,10 @@ async def turns(box: Box, sessions: int) -> Turns:
     wrong = sum(result.outcome != "ok" for batch in alive + replay for result in batch.results)
     wrong += sum(result.stdout != LAST_STDOUT for batch in (alive[-1], replay[-1]) for result in batch.results)
     return Turns(
-        alive_cpu_ms=[batch.cpu_ms for batch in alive],
-        replay_cpu_ms=[batch.cpu_ms for batch in replay],
-        alive_wall_ms=[batch.wall_ms for batch in alive],
-        replay_wall_ms=[batch.wall_ms for batch in replay],
+        alive_cpu_s=[batch.cpu_s for batch in alive],
+        replay_cpu_s=[batch.cpu_s for batch in replay],
+        alive_wall_s=[batch.wall_s for batch in alive],
+        replay_wall_s=[batch.wall_s for batch in replay],
         wrong=wrong,
     )
 
@@ -108,15 +101,15 @@ async def turns(box: Box, sessions: int) -> Turns:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     results: list[ToolResult]
-    cpu_ms: float
-    wall_ms: float
+    cpu_s: float
+    wall_s: float
 
 
 async def _batch(box: Box, calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> Batch:
-    """All calls at once; CPU and wall are per call."""
+    """Runs all calls at once; CPU and wall seconds are per call."""
     cpu, started = box.meter.cpu_s(), time.perf_counter()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(call, name=f"turn-{index}") for index, call in enumerate(calls)]
-    wall_ms = 1e3 * (time.perf_counter() - started) / len(calls)
-    cpu_ms = 1e3 * (box.meter.cpu_s() - cpu) / len(calls)
-    return Batch(results=[task.result() for task in tasks], cpu_ms=cpu_ms, wall_ms=wall_ms)
+    wall_s = (time.perf_counter() - started) / len(calls)
+    cpu_s = (box.meter.cpu_s() - cpu) / len(calls)
+    return Batch(results=[task.result() for task in tasks], cpu_s=cpu_s, wall_s=wall_s)

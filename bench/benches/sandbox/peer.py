@@ -1,7 +1,7 @@
 """Other sandboxes that speak HTTP, in two dialects: Code Judge's `/run` and SandboxFusion's `/run_code`.
 
 A server on this machine has its CPU counted: the processes that listen on its port and all below them, and those given
-with --peer-pid (Code Judge: also redis and the workers, which are no children of what listens).
+with peer_pids (Code Judge: also redis and the workers, which are no children of the process that listens).
 """
 
 from __future__ import annotations
@@ -18,26 +18,29 @@ import aiohttp
 from bench.benches.sandbox.contenders import Server
 from bench.measuring.meter import Meter, listeners, local_port
 
-DIALECTS = ("judge", "fusion")
+Dialect = Literal["judge", "fusion"]
+DIALECTS: tuple[Dialect, ...] = ("judge", "fusion")
 DEADLINE_S = 120.0  # for one call, its time in the peer's queue included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerAddress:
-    """`--peer-url judge=http://127.0.0.1:8000`, and the roots of its process trees beside the one that listens."""
+    """A peer, `judge=http://127.0.0.1:8000`, and the roots of its process trees beside the one that listens."""
 
-    dialect: Literal["judge", "fusion"]
+    dialect: Dialect
     url: str
     pids: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, text: str, pids: Iterable[str]) -> PeerAddress:
-        dialect, _, url = text.partition("=")
-        if dialect not in DIALECTS or not urlsplit(url).hostname:
-            raise ValueError(f"--peer-url must be judge=http://... or fusion=http://..., got {text!r}")
-        given = [value for name, _, value in (pid.partition("=") for pid in pids) if name == dialect]
-        numbers = tuple(int(number) for value in given for number in value.split(","))
-        return cls(dialect=dialect, url=url.rstrip("/"), pids=numbers)  # type: ignore[arg-type]
+        name, _, url = text.partition("=")
+        dialect = next((known for known in DIALECTS if known == name), None)
+        if dialect is None or not urlsplit(url).hostname:
+            raise ValueError(f"peer_urls must be judge=http://... or fusion=http://..., got {text!r}")
+        given = [value for name, _, value in (pid.partition(":") for pid in pids) if name == dialect]
+        if not all(value.isdecimal() for value in given):
+            raise ValueError(f"peer_pids must be judge:PID or fusion:PID, got {', '.join(pids)}")
+        return cls(dialect=dialect, url=url.rstrip("/"), pids=tuple(map(int, given)))
 
 
 @asynccontextmanager

@@ -1,9 +1,9 @@
-"""A run over simulated nodes: one lead, which grants groups by its real ledger, and a simulated fleet on each node.
+"""Simulates a run over nodes: one lead, which grants groups by its real ledger, and a simulated fleet on each node.
 
-- The lead is one loop: each message that it takes or sends waits for those before it, and costs what `bench nodes`
-  has measured. A message arrives after the latency of the link; bytes take the lead's link in turn.
+- The lead is one loop: each message that it takes or sends waits for those before it, and costs what `bench nodes` has
+  measured. A message arrives after the latency of the link; bytes take the lead's link in turn.
 - The learner trains a step when all its groups are there, for `learn_s`. Then nodes pull the weights over the lead's
-  link, all at once, and a node's version is live when its bytes and the load are through.
+  link, all at once, and a node's version is live when its bytes have come and are loaded.
 - Every token is of the version that was live on its node when its turn began: vLLM's tokens may be of a newer one.
 - Leases are those of the engine: a group of step k is wanted when step k - 1 - max_staleness is trained and live, and
   granted to a node on which version k - max_staleness is live.
@@ -17,10 +17,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from bench.placement.workload import Traced
-from bench.simulator.costs import Machine
 from bench.simulator.fleet import Simulation
+from bench.simulator.machine import Machine
 from engine.balancing.balancer import Balancer
 from engine.nodes.ledger import Key, Ledger
 from engine.pipeline.leases import Leases
@@ -30,7 +31,7 @@ BEAT_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class LeadCosts:
-    """CPU seconds of the lead: per message, and per token of a turn's record. token_bytes: of a record."""
+    """CPU seconds of the lead per message, and per token of a turn's record. token_bytes: bytes of a record's token."""
 
     message_s: float = 40e-6
     token_s: float = 0.032e-6
@@ -39,10 +40,10 @@ class LeadCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """nodes x replicas; groups_per_step; rate: of the lead's link, bytes per second; weight_bytes: pulled by each node.
+    """A run on nodes of so many replicas.
 
-    latency_s: one way. load_s: replicas of a node pause so long for new weights, which the simulation lets pass without
-    a pause. learn_s: of a step.
+    rate: bytes per second of the lead's link. latency_s: one way. weight_bytes: each node pulls so many. load_s: time
+    that a node's replicas take to load new weights; they go on sampling here. learn_s: time of a training step.
     """
 
     nodes: int
@@ -61,8 +62,10 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """groups_per_s: trained, over the whole run. lead_cpu: share of a core. staleness: versions by which the oldest
-    token of a group is behind, mean and largest. sync_s: from trained to live on the last node, mean.
+    """How a run went.
+
+    groups_per_s: trained groups, over the whole run. lead_cpu: share of a core. staleness: versions by which the oldest
+    token of a group is behind. sync_s: from trained to live on the last node, mean.
     """
 
     seconds: float
@@ -78,7 +81,7 @@ class Outcome:
 
 
 class Cluster:
-    """groups: the trajectories of each lease, in order. make_policy: the balancer of a node."""
+    """Runs once. groups: the trajectories of each lease, in order. make_policy: makes the balancer of a node."""
 
     def __init__(
         self, setting: Setting, groups: Sequence[Sequence[Traced]], make_policy: Callable[[], Balancer]
@@ -98,7 +101,7 @@ class Cluster:
         self._now = 0.0
         self._lead_free = self._link_free = self._lead_busy = 0.0
         self._messages = self._record_bytes = self._tokens = 0.0
-        self._left = [len(rows) for rows in groups]  # trajectories of a lease
+        self._unfinished = [len(rows) for rows in groups]  # trajectories of a lease
         self._oldest = [1 << 30] * len(groups)
         self._at: dict[int, int] = {}  # the node of a lease
         self._made: dict[int, int] = defaultdict(int)  # groups of a step
@@ -115,7 +118,7 @@ class Cluster:
             session = self._session(number)
             self._ledger.join(session, session.decode(), capacity_tokens=capacity, replicas=setting.replicas)
             self._ledger.beat(session, version=0, pulled=0, free_tokens=capacity)
-            node.turn_ended = lambda traced, turn, number=number: self._turn_ended(number, traced, turn)
+            node.turn_ended = partial(self._turn_ended, number)
             node.begin()
             self._push(BEAT_S * (number + 1) / setting.nodes, self._beat, number)
         self._admit()
@@ -129,7 +132,7 @@ class Cluster:
                 raise RuntimeError(f"nothing will happen any more at {self._now:.1f} s")
             else:
                 self._now = node_at
-                self._nodes[following].go_on()
+                self._nodes[following].advance()
         return Outcome(
             seconds=self._now,
             groups_per_s=len(self._groups) / self._now,
@@ -147,7 +150,7 @@ class Cluster:
         heapq.heappush(self._events, (at, next(self._serial), act, arguments))
 
     def _lead(self, cpu_s: float, act: Callable[..., None], *arguments: object) -> None:
-        """The lead's loop does it when it has done what came before."""
+        """Does something in the lead's loop when that has done what came before."""
         self._lead_free = max(self._now, self._lead_free) + cpu_s
         self._lead_busy += cpu_s
         self._messages += 1
@@ -192,8 +195,8 @@ class Cluster:
         self._to_lead(tokens, self._record, lease, last)
 
     def _record(self, lease: int, last: bool) -> None:
-        self._left[lease] -= last
-        if last and not self._left[lease]:
+        self._unfinished[lease] -= last
+        if last and not self._unfinished[lease]:
             self._lead(self._setting.lead.message_s, self._decided, lease)
 
     def _decided(self, lease: int) -> None:

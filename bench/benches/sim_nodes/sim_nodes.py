@@ -1,31 +1,59 @@
-"""Where one lead saturates: a run over 1 to 64 simulated nodes of 8 replicas each, by messages and by bytes.
+"""Where does one lead saturate? A run over 1 to 64 simulated nodes of 8 replicas each.
 
-    python -m bench sim_nodes [--quick] [--nodes 1,2,4,8,16,32,64] [--kinds math8k,agentic] [--staleness 0,1]
+    rocstar bench sim_nodes [rounds=3] [nodes=1,2,4,8,16,32] [kinds=math8k,agentic] [staleness=0,1]
 
-Each node has a fleet of `bench sim_fleet` with its own balancer; the lead grants groups by the ledger of the engine
-and pays for each message what `bench nodes` measured. The groups of a step grow with the nodes. The lead's link is 100
-Gbit/s, the weights are 29.5 GB (14B in bf16), a step of the learner takes a minute: assumed, as the engines are. lead
-CPU: share of a core; full at: the nodes at which it would be 1, if it grows as from half of the nodes to all of them.
+Each node has a simulated fleet (`bench.simulator`) with its own balancer; the lead grants groups by the ledger of the
+engine and pays for each message what `bench nodes` measured. The groups of a step grow with the nodes. Engines, the
+lead's link (100 Gbit/s), the weights (29.5 GB, 14B in bf16) and a step of the learner (a minute) are assumed. A round
+is a seed of the workloads.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
-from typing import Any
+from typing import Annotated, Literal
 
+from algo.require import require
 from bench.benches.sim_nodes.cluster import Cluster, Outcome, Setting
-from bench.measuring.report import at_least, environment, fill, finish, interruptible, names, say, several
+from bench.measuring.bench import Bench, Keep
+from bench.measuring.metric import Kind, Metric, count, rate, seconds, share
+from bench.measuring.terminal import say
 from bench.placement import workload
 from bench.placement.workload import Size, Traced
-from bench.simulator.costs import H200
+from bench.simulator.machine import H200
 from engine.balancing.kv_aware import KvAware
 
 REPLICAS = 8
-GROUPS = {"math8k": 32, "agentic": 32}  # of a step and node
+GROUPS = 32  # of a step and node
 SEED = 7100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    rounds: Annotated[int, "seeds of the workloads"] = 3
+    nodes: Annotated[tuple[int, ...], "numbers of nodes"] = (1, 2, 4, 8, 16, 32)
+    kinds: Annotated[tuple[Literal["math8k", "agentic"], ...], "workloads"] = ("math8k", "agentic")
+    staleness: Annotated[tuple[int, ...], "bounds of the staleness"] = (0, 1)
+    steps: Annotated[int, "steps of a run"] = 4
+
+    def __post_init__(self) -> None:
+        require(self, "at least 1", lambda value: value >= 1, "rounds", "steps")
+        require(self, "numbers of at least 1", lambda value: value and min(value) >= 1, "nodes")
+        require(self, "bounds of at least 0", lambda value: value and min(value) >= 0, "staleness")
+
+
+METRICS = {
+    "groups_per_s": Metric(title="groups/s", doc="trained, over the whole run", kind=Kind.RATE),
+    "tokens_per_s": rate("tokens/s", "generated"),
+    "lead_cpu": share("lead's CPU", "share of a core", kind=Kind.CPU),
+    "full_at": count("full at nodes", "where the lead's core would be full, growing as from half as many nodes"),
+    "messages_per_s": rate("messages/s", "that the lead takes or sends"),
+    "record_bytes_per_s": Metric(title="records", doc="", kind=Kind.RATE, form=".1f", scale=1e-6, unit=" MB/s"),
+    "sync_s": seconds("sync", "from trained to live on the last node, mean", form=".0f"),
+    "staleness_mean": count("staleness", "versions by which a group's oldest token is behind, mean", form=".2f"),
+    "staleness_max": count("largest", "largest staleness", summary="largest"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,91 +62,64 @@ class Cell:
     max_staleness: int
     nodes: int
 
-
-Results = dict[Cell, Outcome]
-
-
-def groups_of(kind: str, nodes: int, steps: int) -> list[list[Traced]]:
-    samples = workload.FULL[kind].samples
-    trace = workload.generate(kind, SEED + nodes, Size(groups=GROUPS[kind] * nodes * steps, samples=samples))
-    return [list(rows) for _, rows in groupby(trace, key=lambda row: row.group)]
+    @property
+    def name(self) -> str:
+        return f"{self.kind}/staleness {self.max_staleness}/{self.nodes}"
 
 
-def simulated(cell: Cell, steps: int) -> Outcome:
-    groups = groups_of(cell.kind, cell.nodes, steps)
-    most = max(row.total_tokens for rows in groups for row in rows)
+def measure(options: Options, keep: Keep) -> None:
+    for number in range(options.rounds):
+        outcomes: dict[Cell, Outcome] = {}
+        for kind, staleness, nodes in product(options.kinds, options.staleness, options.nodes):
+            say(f"round {number + 1} of {options.rounds}: {kind}, staleness {staleness}, {nodes} nodes")
+            cell = Cell(kind=kind, max_staleness=staleness, nodes=nodes)
+            outcomes[cell] = simulated(cell, options.steps, SEED + 100 * number)
+        keep({cell.name: figures(cell, outcomes) for cell in outcomes})
+
+
+def simulated(cell: Cell, steps: int, seed: int) -> Outcome:
+    groups = groups_of(cell.kind, cell.nodes, steps, seed)
+    longest = max(row.total_tokens for rows in groups for row in rows)
     setting = Setting(
         nodes=cell.nodes,
         replicas=REPLICAS,
-        groups_per_step=GROUPS[cell.kind] * cell.nodes,
+        groups_per_step=GROUPS * cell.nodes,
         steps=steps,
         max_staleness=cell.max_staleness,
         machine=H200,
     )
-    return Cluster(setting, groups, lambda: KvAware(most)).run()
+    return Cluster(setting, groups, lambda: KvAware(longest)).run()
 
 
-def measure(options: argparse.Namespace, results: Results) -> None:
-    for kind, staleness, nodes in product(options.kinds, options.staleness, options.nodes):
-        say(f"{kind}, staleness {staleness}, {nodes} nodes")
-        cell = Cell(kind=kind, max_staleness=staleness, nodes=nodes)
-        results[cell] = simulated(cell, options.steps)
+def groups_of(kind: str, nodes: int, steps: int, seed: int) -> list[list[Traced]]:
+    samples = workload.FULL[kind].samples
+    trace = workload.generate(kind, seed + nodes, Size(groups=GROUPS * nodes * steps, samples=samples))
+    return [list(rows) for _, rows in groupby(trace, key=lambda row: row.group)]
 
 
-def show(options: argparse.Namespace, machine: dict[str, Any], results: Results) -> None:
-    rows, metrics = [], {}
-    for cell, found in results.items():
-        name = f"{cell.kind}_s{cell.max_staleness}_{cell.nodes}"
-        metrics |= {f"groups_per_s_{name}": found.groups_per_s, f"lead_cpu_{name}": found.lead_cpu}
-        smaller = results.get(Cell(kind=cell.kind, max_staleness=cell.max_staleness, nodes=cell.nodes // 2))
-        rows.append(
-            [
-                cell.kind,
-                str(cell.max_staleness),
-                str(cell.nodes),
-                f"{found.groups_per_s:.2f}",
-                f"{found.tokens_per_s:,.0f}",
-                f"{100 * found.lead_cpu:.1f} %",
-                full_at(cell, found, smaller),
-                f"{found.messages_per_s:,.0f}",
-                f"{found.record_bytes_per_s / 1e6:.1f}",
-                f"{found.sync_s:.0f}",
-                f"{found.staleness_mean:.2f} ({found.staleness_max})",
-            ]
-        )
-    header = ["workload", "max_staleness", "nodes", "groups/s", "tokens/s", "lead CPU", "full at nodes"]
-    header += ["messages/s", "records MB/s", "sync s", "staleness mean (max)"]
-    title = f"one lead, nodes of {REPLICAS} replicas; simulated"
-    finish("sim_nodes", title, header, rows, config=vars(options), metrics=metrics, environment=machine)
+def figures(cell: Cell, outcomes: dict[Cell, Outcome]) -> dict[str, float]:
+    outcome = outcomes[cell]
+    values = {
+        "groups_per_s": outcome.groups_per_s,
+        "tokens_per_s": outcome.tokens_per_s,
+        "lead_cpu": outcome.lead_cpu,
+        "messages_per_s": outcome.messages_per_s,
+        "record_bytes_per_s": outcome.record_bytes_per_s,
+        "sync_s": outcome.sync_s,
+        "staleness_mean": outcome.staleness_mean,
+        "staleness_max": outcome.staleness_max,
+    }
+    smaller = outcomes.get(Cell(kind=cell.kind, max_staleness=cell.max_staleness, nodes=cell.nodes // 2))
+    if smaller is not None and outcome.lead_cpu > smaller.lead_cpu:
+        per_node = (outcome.lead_cpu - smaller.lead_cpu) / (cell.nodes / 2)
+        values["full_at"] = cell.nodes + (1 - outcome.lead_cpu) / per_node
+    return values
 
 
-def full_at(cell: Cell, found: Outcome, smaller: Outcome | None) -> str:
-    """Nodes at which the lead's core would be full."""
-    if smaller is None or found.lead_cpu <= smaller.lead_cpu:
-        return ""
-    per_node = (found.lead_cpu - smaller.lead_cpu) / (cell.nodes / 2)
-    return f"{cell.nodes + (1 - found.lead_cpu) / per_node:.0f}"
-
-
-def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench sim_nodes", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="1 and 2 nodes, two steps of math8k")
-    parser.add_argument("--nodes", type=several(at_least(1)))
-    parser.add_argument("--kinds", type=names(tuple(GROUPS)), help=",".join(GROUPS))
-    parser.add_argument("--staleness", type=several(at_least(0)))
-    parser.add_argument("--steps", type=at_least(1))
-    options = parser.parse_args(given)
-    fill(
-        options,
-        nodes=([1, 2], [1, 2, 4, 8, 16, 32, 64]),
-        kinds=(["math8k"], ["math8k", "agentic"]),
-        staleness=([1], [0, 1]),
-        steps=(2, 4),
-    )
-    return options
-
-
-def main() -> None:
-    options, machine = arguments(), environment()
-    results: Results = {}
-    interruptible(lambda: measure(options, results), lambda: show(options, machine, results), results)
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    quick={"rounds": "1", "nodes": "1,2", "kinds": "math8k", "staleness": "1", "steps": "2"},
+    simulated=True,
+)

@@ -1,7 +1,7 @@
-"""What the model says in `bench streaming`: scripted turns, token by token, on real engines.
+"""Scripted turns for `bench streaming`, token by token, on real engines.
 
-An engine's samples are replaced by those of a script when they leave it, and put back when it is asked to go on: its
-time, its steps and its cache are real, the text and its tool calls are ours.
+An engine's samples are replaced by those of a script when they leave it, and put back when it is asked to continue. Its
+time, its steps and its cache are real; the text and its tool calls are ours.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from engine.types import Prompt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Style:
-    """How a model calls tools. calls: per turn, each but the last followed by `before` tokens of text on average;
-    after: tokens on average between the last call and the end of the turn (terse models: none).
+    """How a model calls tools.
+
+    calls: so many per turn, each but the last followed by `before` tokens of text on average. after: tokens on average
+    between the last call and the end of the turn (terse models: none).
     """
 
     name: str
@@ -48,16 +50,16 @@ MEDIAN_S, SIGMA, LEAST_S, MOST_S = 0.145, 0.92, 0.02, 4.0
 
 @dataclass(slots=True)
 class Progress:
-    """Of one trajectory: the turn that it is in, where it begins, and the ids that the engine knows."""
+    """Where a trajectory is: its turn, where that begins, and the ids that the engine knows."""
 
     turn: int = 0
     start: int = 0
     engine_ids: list[int] = field(default_factory=list)
-    ended: list[asyncio.Event] = field(default_factory=list)  # a turn is generated to its end
+    ended: list[asyncio.Event] = field(default_factory=list)  # set when a turn is generated to its end
 
 
 class Script:
-    """The turns of every trajectory; a run plays it once."""
+    """The turns of every trajectory, for one run."""
 
     def __init__(
         self,
@@ -98,10 +100,10 @@ class Script:
         return Prompt(id=str(key), messages=({"role": "user", "content": f"task {key}."},), answer="")
 
     def begin(self, token_ids: Sequence[int]) -> tuple[Progress, list[int]]:
-        """Where the trajectory is that asks with these ids, and what it is still to say in its turn."""
-        found = re.search(r"task (\d+)\.", self.chat.decode(token_ids[:64]))
-        assert found is not None, "a prompt names its task"
-        key = int(found[1])
+        """Returns where the trajectory is that asks with these ids, and the rest of its turn."""
+        match = re.search(r"task (\d+)\.", self.chat.decode(token_ids[:64]))
+        assert match is not None, "a prompt names its task"
+        key = int(match[1])
         if key not in self.progress:
             events = [asyncio.Event() for _ in self.turns[key]]
             self.progress[key] = Progress(start=len(token_ids), ended=events)
@@ -114,29 +116,29 @@ class Script:
 
 
 class SpeakingReplica(KeptReplica):
-    """Says what `script` says, at the pace of its engine."""
+    """Gives the tokens of `script` at the pace of its engine."""
 
     script: Script
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str
     ) -> AsyncGenerator[Delta, None]:
-        progress, left = self.script.begin(token_ids)
-        asked = replace(sampling, max_tokens=len(left), seed=None, stop_token_ids=(), ignore_eos=True)
-        said = 0
+        progress, scripted = self.script.begin(token_ids)
+        asked = replace(sampling, max_tokens=len(scripted), seed=None, stop_token_ids=(), ignore_eos=True)
+        given = 0
         async with aclosing(super().generate(list(progress.engine_ids), asked, request_id)) as deltas:
             async for delta in deltas:
                 progress.engine_ids += delta.token_ids
-                ids = left[said : said + len(delta.token_ids)]
-                said += len(ids)
-                finish = delta.finish and ("stop" if said == len(left) else delta.finish)
+                ids = scripted[given : given + len(delta.token_ids)]
+                given += len(ids)
+                finish = delta.finish and ("stop" if given == len(scripted) else delta.finish)
                 if finish == "stop":
                     progress.ended[progress.turn].set()
                 yield replace(delta, token_ids=ids, finish=finish)
 
 
 class SpeakingEngines(Engines):
-    """Engines whose replicas say what the script says that is `play`ed, also before the first fleet."""
+    """Engines whose replicas give the tokens of the script that is played, also before the first fleet."""
 
     script: Script
 
@@ -148,13 +150,14 @@ class SpeakingEngines(Engines):
     def play(self, script: Script) -> None:
         self.script = script
         for replica in self.replicas.values():
+            assert isinstance(replica, SpeakingReplica)
             replica.script = script
 
 
 class ScriptedTool:
     """Runs a scripted call at once, or when its turn is generated to its end.
 
-    at_turn_end: trajectories that do the latter, those whose key modulo 2 is among these. python: in the sandbox, else
+    at_turn_end: trajectories whose key modulo 2 is among these do the latter. python: runs calls in the sandbox; None:
     the call's seconds are slept here.
     """
 

@@ -57,7 +57,7 @@ SMALL = ["prompts_per_step=4", "group_size=2", "eval_problems=8", "replicas=1", 
 def test_a_profile_names_the_stage_and_the_line_that_holds_the_loop_up(tmp_path: Path) -> None:
     recipe = tmp_path / "thoughtless.py"
     recipe.write_text(RECIPE)
-    command = [sys.executable, "-m", "bench", "profile", str(recipe), *SMALL, "--steps", "2", "--rate", "20", "--torch"]
+    command = [sys.executable, "-m", "bench", "profile", str(recipe), *SMALL, "steps=2", "rate=20", "torch=true"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     line = RECIPE.splitlines().index("        time.sleep(0.2)") + 1

@@ -1,16 +1,16 @@
-"""bench.benches.step: what it reads out of a timeline."""
+"""The bench of a step: what it reads out of a timeline."""
 
 import json
 from collections import Counter
 
 import pytest
 
-from bench.benches.step import SKIP, Run, at_rest, busy, clipped, middle, seconds, union
+from bench.benches.step import METRICS, SKIP, Run, at_rest, busy, clipped, duration, figures, union
 
 
 def test_times_that_overlap_count_once():
     assert union([(3, 4), (0, 2), (1, 2.5), (1, 1.5)]) == [(0, 2.5), (3, 4)]
-    assert seconds(union([(3, 4), (0, 2), (1, 2.5)])) == 3.5
+    assert duration(union([(3, 4), (0, 2), (1, 2.5)])) == 3.5
     assert clipped([(0, 2), (3, 4), (5, 9)], (1, 6)) == [(1, 2), (3, 4), (5, 6)]
 
 
@@ -49,17 +49,24 @@ def test_engines_count_only_where_the_learner_computes():
     assert at_rest([*rolling, *learning]) < 0.2
 
 
-def run_of(staleness, step_s, rollout_s, learn_s):
-    given = {"cpu_s": {"node": step_s}, "engines_at_learn": 0.0, "goodput": 1.0, "staleness_mean": 0.0}
-    given |= {"rewards": [(1.0, 0.5)], "idle": Counter(kv_blocked=1.0)}
-    return Run(staleness=staleness, step_s=step_s, rollout_s=rollout_s, learn_s=learn_s, **given)
+def run_of(step_s, rollout_s, learn_s):
+    return Run(
+        step_s=step_s,
+        rollout_s=rollout_s,
+        learn_s=learn_s,
+        cpu_s={"node": step_s},
+        engines_at_learn=0.0,
+        goodput=1.0,
+        staleness_mean=0.0,
+    )
 
 
 def test_the_honest_figure_is_over_the_sides_that_had_the_cores_for_themselves():
     """The overlapped run's own rollout side is as long as its step."""
-    rounds = [{0: run_of(0, 3.0, 2.0, 1.0), 1: run_of(1, 2.4, 2.4, 1.5)}]
-    rounds += [{0: run_of(0, 6.0, 3.0, 4.0), 1: run_of(1, 5.6, 5.0, 4.5)}]
-    found = middle(rounds, 1, cores=2)
-    assert found["step_over_max"] == pytest.approx((1.0 + 1.12) / 2)
-    assert found["step_over_strict_max"] == pytest.approx((1.2 + 1.4) / 2)
-    assert "step_over_strict_max" not in middle([{1: rounds[0][1]}], 1, cores=2), "without a strict run"
+    strict, overlapped = run_of(3.0, 2.0, 1.0), run_of(2.4, 2.4, 1.5)
+    row = figures(overlapped, strict, cores=2)
+    assert row["over_max"] == pytest.approx(1.0)
+    assert row["over_strict_max"] == pytest.approx(1.2)
+    assert row["over_cpu"] == pytest.approx(2.0)
+    assert row.keys() <= METRICS.keys()
+    assert "over_strict_max" not in figures(overlapped, None, cores=2), "without a strict run"

@@ -15,31 +15,30 @@ from tokenizers import Tokenizer
 
 from bench.benches.streaming.script import Script, ScriptedTool
 from bench.benches.streaming.streaming import (
+    METRICS,
     STYLES,
-    TOKENIZER,
     WAYS,
     Run,
-    arguments,
     bound_vs_barrier,
     bound_vs_turn_end,
+    figures,
     hidden_per_call,
-    round_figures,
-    style_metrics,
 )
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 from engine.types import Prompt, StopReason, ToolUse, Trajectory, Turn
+from recipes.tiny.task import SHIPPED
 from tests.support.fakes import settle
 from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
 def chat() -> ChatTemplate:
-    return ChatTemplate.load(TOKENIZER)
+    return ChatTemplate.load(SHIPPED)
 
 
 def script_of(chat: ChatTemplate, style: int, trajectories: int = 3, turns: int = 2) -> Script:
-    tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
     return Script(
         chat, lambda text: tokenizer.encode(text, add_special_tokens=False).ids, STYLES[style], trajectories, turns, 0
     )
@@ -160,35 +159,30 @@ def test_the_bound_against_the_barrier() -> None:
     assert bound_vs_barrier([quick]) == 0
 
 
-def runs(number: int, streamed_s: float, late_s: float, barrier_s: float) -> list[Run]:
+def runs(streamed_s: float, late_s: float, barrier_s: float) -> dict[str, Run]:
     def rows(*seconds: float) -> list[Trajectory]:
         return [trajectory((0.0, 1.0, ()), end=value) for value in seconds]
 
-    return [
-        Run("terse", "streaming", number, rows(streamed_s, streamed_s)),
-        Run("terse", "barrier", number, rows(barrier_s, barrier_s)),
-        Run("terse", "mixed 0", number, rows(late_s, streamed_s)),
-        Run("terse", "mixed 1", number, rows(streamed_s, late_s)),
+    found = [
+        Run("streaming", rows(streamed_s, streamed_s)),
+        Run("barrier", rows(barrier_s, barrier_s)),
+        Run("mixed 0", rows(late_s, streamed_s)),
+        Run("mixed 1", rows(streamed_s, late_s)),
     ]
+    return {run.way: run for run in found}
 
 
 def test_what_is_called_saved() -> None:
-    found = round_figures({run.way: run for run in runs(0, 3.0, 4.0, 6.0)})
-    assert found["saved_vs_turn_end"] == pytest.approx(1 / 4)
-    assert found["saved_vs_barrier"] == pytest.approx(1 / 2)
-    assert found["trajectory_s"] == pytest.approx(3.0)
-    rounds = runs(0, 3.0, 4.0, 6.0) + runs(1, 4.0, 5.0, 5.0) + runs(2, 3.0, 3.0, 3.0)
-    assert style_metrics(rounds)["saved_vs_turn_end"] == pytest.approx(1 / 5), "the median round"
-
-
-def test_arguments() -> None:
-    assert arguments(["--quick"]).rounds == 1
-    assert len(arguments([]).styles) == len(STYLES)
-    assert list(WAYS) == ["streaming", "barrier", "mixed 0", "mixed 1"]
+    row = figures(runs(3.0, 4.0, 6.0))
+    assert row["saved_vs_turn_end"] == pytest.approx(1 / 4)
+    assert row["saved_vs_barrier"] == pytest.approx(1 / 2)
+    assert row["trajectory_s"] == pytest.approx(3.0)
+    assert row.keys() == METRICS.keys()
+    assert list(WAYS) == list(runs(1.0, 1.0, 1.0))
 
 
 def test_the_bench_on_real_engines(tmp_path: Path) -> None:
-    options = "--quick --styles talkative --trajectories 2 --turns 2"
+    options = "quick=true styles=talkative trajectories=2 turns=2"
     folder = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     done = subprocess.run(
         [sys.executable, "-m", "bench", "streaming", *options.split()],
@@ -198,7 +192,6 @@ def test_the_bench_on_real_engines(tmp_path: Path) -> None:
         **folder,
     )
     assert done.returncode == 0, done.stderr
-    metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
-    assert {"saved_vs_turn_end", "saved_vs_barrier", "bound_vs_turn_end", "bound_vs_barrier"} < set(metrics)
-    assert 0 < metrics["hidden_per_call"] <= 1
-    assert 0 <= metrics["bound_vs_turn_end"] < 1
+    row = json.loads(done.stdout.splitlines()[-1])["figures"]["talkative"]
+    assert 0 < row["hidden_per_call"] <= 1
+    assert 0 <= row["bound_vs_turn_end"] < 1

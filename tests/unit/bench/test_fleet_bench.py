@@ -1,8 +1,7 @@
-"""The bench of the fleet: what it counts, what it calls a lower bound, and that engines outlive a fleet."""
+"""The bench of the fleet: what it counts, and what its figures are."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from functools import partial
@@ -11,14 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.benches.fleet.bound import Engine, StepCost, fit, lower_bound_s
 from bench.benches.fleet.engines import VOCABULARY
-from bench.benches.fleet.figures import OURS, overall, ratios, table, workload_metrics, write_steps
-from bench.benches.fleet.figures import Run as PolicyRun
-from bench.benches.fleet.fleet import POLICIES, Case, arguments, attempt
+from bench.benches.fleet.fleet import BENCH, METRICS, Case, Options, attempt, figures, write_steps
+from bench.benches.fleet.fleet import Run as PolicyRun
 from bench.benches.fleet.plot import plot
 from bench.benches.fleet.replay import Record, Step, Timed, replay
-from bench.measuring.report import drawn
+from bench.measuring.terminal import written
+from bench.placement.policies import OURS
 from bench.placement.workload import Traced, Turn
 from engine.balancing.balancer import Place
 from engine.balancing.kv_aware import KvAware
@@ -54,7 +52,7 @@ async def test_a_replay_generates_the_lengths_of_its_trace() -> None:
     )
     assert requests == [(40, 20), (40, 30), (75, 10)]
     assert (record.requests, record.generated, record.prompt, record.moves) == (3, 60, 155, 0)
-    assert len(record.completed_s) == len(record.lasted_s) == 2
+    assert len(record.completed_s) == 2
     prompts = [ids for replica in replicas.made for ids, _, _ in replica.requests if len(ids) == 40]
     assert prompts[0] == prompts[1], "a group shares its prompt"
     assert balancer.decisions > 0
@@ -156,86 +154,40 @@ def test_the_timed_balancer_is_a_balancer() -> None:
     check_balancer(lambda: Timed(KvAware(max_tokens=200)))
 
 
-COST = StepCost(fixed_s=0.004, per_sequence_s=0.0005, per_prefilled_s=0.0001)
-
-
-def steps_of(cost: StepCost, count: int = 60) -> list[Step]:
-    """Two replicas whose steps cost exactly that; after every tenth they have nothing to do for a second."""
+def steps_of(count: int = 60) -> list[Step]:
+    """Steps of two replicas, of which one has nothing to do for a second after every tenth."""
     steps, t = [], [0.0, 0.0]
     for number in range(count):
         for replica in (0, 1):
             idle = number % 10 == 0
             running, prefilled = (0, 0) if idle else (1 + (number * 7 + replica) % 11, (number * 37) % 100)
-            t[replica] += cost.fixed_s + cost.per_sequence_s * running + cost.per_prefilled_s * prefilled
+            t[replica] += 0.004 + 0.0005 * running + 0.0001 * prefilled
             t[replica] += 1.0 if number % 10 == 1 else 0.0
             steps.append(Step(replica, t[replica], 50, running, 0, 0, prefilled))
     return steps
 
 
-def test_the_fit_finds_what_a_step_costs_and_leaves_idle_time_out() -> None:
-    found = fit([steps_of(COST), steps_of(COST, 30)])
-    assert found.fixed_s == pytest.approx(COST.fixed_s)
-    assert found.per_sequence_s == pytest.approx(COST.per_sequence_s)
-    assert found.per_prefilled_s == pytest.approx(COST.per_prefilled_s)
-
-
-def test_a_cost_is_never_negative() -> None:
-    rows = [Step(0, 0.01 * n - 0.0001 * (n % 3), 50, n % 3 + 1, 0, 0, 0) for n in range(50)]
-    found = fit([rows])
-    assert found.per_prefilled_s == 0
-    assert min(found.fixed_s, found.per_sequence_s) >= 0
-    with pytest.raises(ValueError, match="at least 10 steps"):
-        fit([rows[:5]])
-
-
-def test_lower_bound_is_the_chain_or_the_work() -> None:
-    engine = Engine(replicas=2, blocks=2, block_size=32, max_num_seqs=64)
-    long = [traced(0, 0, (40, 100, 3.0), (5, 100, 9.0))]
-    assert lower_bound_s(long, COST, engine) == pytest.approx(200 * 0.0045 + 3.0), "the last tool is not waited for"
-    many = [traced(key, 0, (40, 10, 0.0), (6, 10, 0.0)) for key in range(100)]
-    contexts = 100 * (sum(range(10)) + sum(range(16, 26)))
-    work = COST.fixed_s * contexts / 64 + COST.per_sequence_s * 2000 + COST.per_prefilled_s * (40 + 600)
-    assert lower_bound_s(many, COST, engine) == pytest.approx(work / 2)
-    wide = Engine(replicas=1, blocks=10_000, block_size=32, max_num_seqs=4)
-    assert lower_bound_s(many, COST, wide) == pytest.approx(COST.fixed_s * 500 + 1.0 + 0.064), "at most 4 at a time"
-
-
-def run_of(policy: str, makespan_s: float, number: int = 0, kind: str = "math8k", preempted: int = 0) -> PolicyRun:
+def run_of(policy: str, makespan_s: float, kind: str = "math8k", preempted: int = 0) -> PolicyRun:
     record = Record(block_size=32)
-    record.steps = steps_of(COST)
+    record.steps = steps_of()
     record.steps[0] = Step(0, 0.0, 50, 1, 0, preempted, 0)
-    record.completed_s, record.lasted_s = [makespan_s / 2, makespan_s], [makespan_s / 4]
-    return PolicyRun(round=number, kind=kind, seed=101, policy=policy, traces=TWO, record=record)
+    record.completed_s = [makespan_s / 2, makespan_s]
+    return PolicyRun(kind=kind, seed=101, policy=policy, traces=TWO, record=record)
 
 
-def test_ratios_compare_runs_of_the_same_round() -> None:
-    runs = [run_of(OURS, 2.0, 0), run_of("static", 3.0, 0), run_of("static", 5.0, 1), run_of(OURS, 4.0, 1)]
-    runs += [run_of("static", 9.0, 2)]  # ours failed in this round
-    assert ratios(runs, "static") == [1.5, 1.25]
-    assert ratios(runs, OURS) == []
+def test_a_ratio_is_of_the_makespans_of_one_round_and_workload() -> None:
+    runs = [run_of(OURS, 2.0), run_of(OURS, 4.0, "uniform")]
+    runs += [run_of("static", 3.0, preempted=6), run_of("static", 2.0, "uniform", preempted=1)]
+    rows = figures(runs, ("math8k", "uniform"), 2)
+    assert (rows["static"]["ratio_math8k"], rows["static"]["ratio_uniform"]) == (1.5, 0.5)
+    assert rows[OURS]["ratio_math8k"] == 1.0
+    assert (rows["static"]["preemptions"], rows["static"]["makespan_s"]) == (7, 5.0)
+    assert all(row.keys() <= METRICS.keys() for row in rows.values())
 
 
-ENGINE = Engine(replicas=2, blocks=99, block_size=32, max_num_seqs=64)
-
-
-def test_metrics_have_the_names_that_are_promised() -> None:
-    math8k = [run_of(OURS, 2.0), run_of("static", 4.0, preempted=6), run_of("static", 2.0, 1), run_of(OURS, 2.0, 1)]
-    uniform = [run_of(OURS, 4.0, kind="uniform"), run_of("static", 2.0, kind="uniform")]
-    found = {"math8k": workload_metrics(math8k, ENGINE), "uniform": workload_metrics(uniform, ENGINE)}
-    assert found["math8k"]["makespan_ratio_static"] == pytest.approx(1.5)
-    assert found["math8k"]["makespan_ratio_range_static"] == [1.0, 2.0]
-    assert found["math8k"]["preemptions_static"] == 3.0
-    metrics = overall(found)
-    assert metrics["makespan_ratio_static"] == pytest.approx((1.5 * 0.5) ** 0.5)
-    assert metrics["preemptions_static"] == pytest.approx(1.5)
-    assert {"preemptions_kv_aware", "recomputed_tokens_kv_aware", "recomputed_tokens_static", "bound_ratio"} <= set(
-        metrics
-    )
-    assert "makespan_ratio_kv_aware" not in metrics
-    assert [row[:3] for row in table("math8k", found["math8k"])] == [
-        ["math8k", OURS, "1.00 [1.00-1.00]"],
-        ["math8k", "static", "1.50 [1.00-2.00]"],
-    ]
+def test_a_policy_that_failed_on_a_workload_has_no_row() -> None:
+    runs = [run_of(OURS, 2.0), run_of(OURS, 4.0, "uniform"), run_of("static", 3.0)]
+    assert figures(runs, ("math8k", "uniform"), 2).keys() == {OURS}
 
 
 def test_recorded_steps_say_to_which_run_they_belong(tmp_path: Path) -> None:
@@ -243,7 +195,7 @@ def test_recorded_steps_say_to_which_run_they_belong(tmp_path: Path) -> None:
     path = tmp_path / "new" / "steps.jsonl"
     write_steps(path, [run_of("static", 1.0)])
     write_steps(path, [run])
-    write_steps(path, [run], written=1)
+    write_steps(path, [run], 1)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(rows) == 2 * len(run.record.steps)
     assert {"replica", "t", "free_blocks", "running", "waiting", "preempted", "prefilled"} < set(rows[0])
@@ -253,27 +205,20 @@ def test_recorded_steps_say_to_which_run_they_belong(tmp_path: Path) -> None:
 async def test_a_run_that_takes_too_long_fails_with_its_reason() -> None:
     failures: list[str] = []
     case = Case(0, "math8k", 111, [Traced(traj=0, group=0, turns=(Turn(prompt_new_tokens=8, gen_tokens=8),))])
-    late = argparse.Namespace(rounds=1, deadline_s=0)
-    assert await attempt(late, SimpleNamespace(make=Replicas(), count=2), case, "static", failures) is None
-    assert failures == ["math8k.111 static: TimeoutError"]
+    engines = SimpleNamespace(make=Replicas(), count=2)
+    assert await attempt(Options(deadline_s=0), engines, case, "static", failures) is None
+    [failure] = failures
+    assert "math8k.111 static" in failure
 
 
 def test_the_plot_has_a_panel_per_policy(tmp_path: Path) -> None:
     runs = [run_of(OURS, 2.0), run_of("static", 4.0, preempted=3)]
-    assert drawn(tmp_path / "new" / "kv.png", partial(plot, runs, 99)) == str(tmp_path / "new" / "kv.png")
+    assert written(tmp_path / "new" / "kv.png", partial(plot, runs, 99)) == str(tmp_path / "new" / "kv.png")
     assert (tmp_path / "new" / "kv.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_of_the_bench_is_a_balancer(policy: str) -> None:
-    check_balancer(lambda: POLICIES[policy](200))
-
-
-def test_arguments() -> None:
-    quick = arguments(["--quick"])
-    assert (quick.rounds, quick.kinds) == (1, ["math8k"])
-    assert arguments(["--quick", "--rounds", "2"]).rounds == 2
-    assert arguments([]).policies == list(POLICIES)
-    for wrong in (["--kinds", "math9k"], ["--policies", "static"], ["--policies", "best"]):
-        with pytest.raises(SystemExit):
-            arguments(wrong)
+def test_the_rivals_need_ours_beside_them_and_a_trace() -> None:
+    with pytest.raises(ValueError, match=OURS):
+        BENCH.options(policies=("static",))
+    with pytest.raises(ValueError, match="104"):
+        BENCH.options(seeds=(104,))

@@ -1,6 +1,6 @@
 """The bench of the gateway: the same conversations for all ways, and what its ratios are of."""
 
-from bench.benches.gateway.gateway import metrics_of
+from bench.benches.gateway.gateway import case_of, figures
 from bench.benches.gateway.script import SAMPLES, Scripted, conversations, reply
 from bench.benches.gateway.servers import Measured
 
@@ -10,24 +10,24 @@ def measured(cpu_s, tokens=1000, turns=10):
 
 
 def test_a_ratio_is_of_the_costs_of_one_round_and_one_way_of_answering():
-    rounds = [
-        {
-            ("long", "built_in", False): measured(0.5),
-            ("long", "gateway", False): measured(1.0),
-            ("long", "gateway", True): measured(2.0),
-            ("long", "vllm", False): measured(3.0 * speed, tokens=2000),
-            ("long", "vllm", True): measured(8.0 * speed),
-        }
-        for speed in (1, 2, 4)
-    ]
-    found = metrics_of(rounds)
-    assert (found["long_vllm_over_gateway"], found["long_stream_vllm_over_gateway"]) == (3.0, 8.0)
-    assert (found["long_built_in_us_per_token"], found["long_built_in_ms_per_turn"]) == (500.0, 50.0)
-    assert found["long_gateway_stream_prefix_hits"] == 0.25
+    measured_of = {
+        ("long", "built_in", False): measured(0.5),
+        ("long", "gateway", False): measured(1.0),
+        ("long", "gateway", True): measured(2.0),
+        ("long", "vllm", False): measured(6.0, tokens=2000),
+        ("long", "vllm", True): measured(16.0),
+    }
+    rows = {case_of(mode): figures(measured_of, mode) for mode in measured_of}
+    assert rows["long/vllm"]["over_gateway"] == 3.0
+    assert rows["long/vllm/streamed"]["over_gateway"] == 8.0
+    assert rows["long/built_in"]["over_gateway"] == 0.5
+    assert (rows["long/built_in"]["token_s"], rows["long/built_in"]["turn_s"]) == (500e-6, 50e-3)
+    assert rows["long/gateway/streamed"]["prefix_hits"] == 0.25
 
 
-def test_without_a_peer_there_is_no_ratio():
-    assert not [name for name in metrics_of([{("agent", "gateway", False): measured(1.0)}]) if "over" in name]
+def test_without_the_gateway_there_is_no_ratio():
+    mode = ("agent", "vllm", False)
+    assert "over_gateway" not in figures({mode: measured(1.0)}, mode)
 
 
 async def test_conversations_are_those_of_the_seed_and_a_reply_is_that_of_the_code():

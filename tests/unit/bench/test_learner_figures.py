@@ -1,9 +1,8 @@
-"""What the bench of the learner says where a contender has no memory."""
+"""The figures of the learner's bench, also where a contender has no memory."""
 
 import torch
 
-from bench.benches.gpu import parts
-from bench.benches.learner.learner import Facts, figures, time_contender
+from bench.benches.learner import Facts, figures, time_contender
 
 
 class Clock:
@@ -23,10 +22,10 @@ def test_a_contender_without_memory_costs_its_own_figure_and_not_the_learners():
     for name in list(work):
         time_contender(name, work, clock)
     assert list(work) == list(clock.seconds) == ["padded"]
-    ours = {"plan": 0.1, "forward and backward": 1.0, "clip and optimizer": 0.1, "publish": 0.1}
-    facts = Facts(tokens=10, rows=1, parameters=5, step_flops=1.0, peak_bytes=1)
-    found = figures([(facts, {**ours, "bare": 2.0}), (facts, ours)], None)
-    assert found["bare_fraction"] is None
-    assert found["tokens_per_s"] == {"learner": 10.0}
-    row = parts.learner({"metrics": found})
-    assert row["training_tgs"] == 10.0
+    ours = {"plan": 0.1, "passes": 1.0, "optimizer": 0.1, "publish": 0.1}
+    facts = Facts(tokens=10, step_flops=1.0, peak_bytes=1, peak_flops=None)
+    rows = figures(facts, {**ours, **clock.seconds})
+    assert rows["padded"] == {"tokens_per_s": 5.0, "learner_is": 2.0}
+    assert rows["learner"]["tokens_per_s"] == 10.0
+    assert rows.keys() == {"learner", "padded"}
+    assert "mfu" not in rows["learner"], "the device's peak is not known"

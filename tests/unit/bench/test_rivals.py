@@ -5,7 +5,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from bench.commands.rivals import OURS, POLICIES, Unusable, compare, costs, main, recorded, traced
+from bench.commands.rivals import compare, main, recorded, step_cost, traced
+from bench.placement.policies import OURS, POLICIES
 from bench.placement.workload import Turn
 from engine.recording import files
 from engine.recording.reader import RecordedRun
@@ -41,8 +42,8 @@ def test_an_engine_step_costs_what_its_replica_worked_and_not_what_it_waited(run
     path = files.timeline_path(files.folder_of(run), 2)
     path.unlink()
     files.append_to(path, replace(segment, idle=idle))
-    found = costs(RecordedRun(run), 2)
-    assert found.step_s(2, 30 * 32, 2) == pytest.approx(0.005, rel=0.05)
+    cost = step_cost(RecordedRun(run), 2)
+    assert cost.step_s(2, kv_tokens=30 * 32, prompt_tokens=2) == pytest.approx(0.005, rel=0.05)
 
 
 def test_each_policy_is_compared_with_the_runs_own(run):
@@ -55,22 +56,21 @@ def test_each_policy_is_compared_with_the_runs_own(run):
     assert found["measured_s"] == pytest.approx(0.71)
 
 
-def test_a_step_that_is_not_kept_is_refused_with_those_that_are(run, capsys):
-    assert main([str(run), "--step", "9"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "1, 2, 3" in line
+def test_a_step_that_is_not_kept_is_refused_with_those_that_are(run):
+    with pytest.raises(ValueError, match="1, 2, 3"):
+        recorded(run, 9)
 
 
 def test_a_run_that_does_not_say_its_replicas_or_has_no_timeline_is_refused(run):
     for path in (run / "record" / "timeline").iterdir():
         path.unlink()
-    with pytest.raises(Unusable, match="timeline"):
+    with pytest.raises(ValueError, match="timeline"):
         recorded(run, 2)
     (run / "config.json").write_text("{}")
-    with pytest.raises(Unusable, match="kv_blocks"):
+    with pytest.raises(ValueError, match="kv_blocks"):
         recorded(run, 2)
 
 
 def test_the_last_line_is_the_answer(run, capsys):
-    assert main([str(run), "--step", "2"]) == 0
+    assert main([str(run), "step=2"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.benches.sandbox.calls import metrics
+from bench.benches.sandbox.calls import PLAIN_FORK, figures
 from bench.benches.sandbox.contenders import CASES, Sample
 from bench.benches.sandbox.load import burst
 
@@ -13,16 +13,19 @@ def sample(cpu_s: float, host_cpu_s: float = 0.0) -> Sample:
 
 def test_overhead_is_told_with_and_without_the_host_and_the_floor_of_both_forks() -> None:
     tier = CASES[0].tier.name
-    measured = {
-        ("rocstar", "a"): [sample(3.0, 0.6)],
-        ("plain fork, same image", "a"): [sample(2.0)],
-        (f"fork + exit, {tier}", "a"): [sample(1.0)],
-        (f"os.fork + exit, {tier}", "a"): [sample(1.5)],
+    samples = {
+        ("rocstar", "a"): sample(3.0, 0.6),
+        (PLAIN_FORK, "a"): sample(2.0),
+        (f"fork + exit, {tier}", "a"): sample(1.0),
+        (f"os.fork + exit, {tier}", "a"): sample(1.5),
+        ("elsewhere", "a"): sample(float("nan")),
     }
-    found = metrics(measured, "rocstar", [])
-    assert found["isolation_overhead_a"] == pytest.approx(0.2)
-    assert found["isolation_overhead_with_host_a"] == pytest.approx(0.5)
-    assert (found["fork_floor_ratio_a"], found["os_fork_floor_ratio_a"]) == pytest.approx((3.0, 2.0))
+    rows = figures(samples, "rocstar")
+    ours = rows["rocstar"]
+    assert (ours["jail_a"], ours["jail_and_host_a"]) == pytest.approx((0.2, 0.5))
+    assert (ours["over_fork"], ours["over_os_fork"]) == pytest.approx((3.0, 2.0))
+    assert rows[PLAIN_FORK]["over_ours_a"] == pytest.approx(2 / 3)
+    assert rows["elsewhere"] == {"wrong": 0}, "CPU of another machine is not known"
 
 
 async def test_swapped_answers_are_lost_ones() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.simulator.cache import KvCache
-from bench.simulator.costs import Costs, Machine
 from bench.simulator.engine import Engine, Outcome, Request
+from bench.simulator.machine import Machine
+from engine.balancing.step_cost import StepCost
 from tests.support.examples import examples
 
-UNIT = Costs(o=1.0, b=0.0, c=0.0, d=0.0)  # every step takes a second
-SMALL = Machine(blocks=8, block_size=4, costs=UNIT, max_num_seqs=4, max_num_batched_tokens=16)
+UNIT = StepCost(fixed_s=1.0, per_request_s=0.0, per_token_s=0.0)  # every step takes a second
+SMALL = Machine(blocks=8, block_size=4, cost=UNIT, max_num_seqs=4, max_num_batched_tokens=16)
 
 
 def request(key: int, tokens: int, generate: int, group: int | None = None, prompt: int = 0, held: int = 0) -> Request:
@@ -57,19 +57,13 @@ def test_a_segment_ends_where_the_first_of_its_requests_does() -> None:
 
 
 def test_seconds_grow_with_the_kv_that_is_read() -> None:
-    costs = Costs(o=1.0, b=0.25, c=0.5, d=0.125)
-    engine = Engine(replace(SMALL, costs=costs))
+    cost = StepCost(fixed_s=1.0, per_request_s=0.375, per_kv_token_s=0.5, per_token_s=0.125)
+    engine = Engine(replace(SMALL, cost=cost))
     engine.submit(request(1, tokens=2, generate=4))
     prefill = 1 + 0.125 * 2
-    decode = sum(1 + 0.25 + 0.125 + 0.5 * kv for kv in (2, 3, 4))
+    decode = sum(1 + 0.375 + 0.5 * kv for kv in (2, 3, 4))
     assert run(engine)[1] == pytest.approx(prefill + decode)
     assert engine.busy_s == pytest.approx(prefill + decode)
-
-
-def test_weights_are_read_while_little_is_computed() -> None:
-    costs = Costs(o=0.0, b=0.0, c=0.0, d=1.0, w=3.0)
-    assert costs.step_s(2, 100) == 3.0
-    assert costs.step_s(2, 100, prompt_tokens=5) == 7.0
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
@@ -129,24 +123,6 @@ def test_the_next_turn_finds_what_the_last_left() -> None:
     assert engine.recomputed_tokens == 12
 
 
-def test_host_memory_gives_back_what_was_evicted() -> None:
-    engine = Engine(SMALL, host_blocks=4)
-    engine.submit(request(1, tokens=13, generate=1))
-    run(engine)
-    engine.submit(request(2, tokens=31, generate=1))  # evicts it, and is itself too large for the host
-    run(engine)
-    engine.submit(request(1, tokens=14, generate=1, held=12))
-    run(engine)
-    assert (engine.restored_tokens, engine.recomputed_tokens) == (0, 12), "the host had dropped it for the second"
-    engine = Engine(SMALL, host_blocks=10)
-    for number in (1, 2):
-        engine.submit(request(number, tokens=13 if number == 1 else 31, generate=1))
-        run(engine)
-    engine.submit(request(1, tokens=14, generate=1, held=12))
-    run(engine)
-    assert (engine.restored_tokens, engine.recomputed_tokens) == (12, 0)
-
-
 def test_what_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"request 1 of 30 \+ 3 tokens"):
         Engine(SMALL).submit(request(1, tokens=30, generate=3))
@@ -154,7 +130,7 @@ def test_what_can_never_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("growth", [0.0, 0.25])
 def test_cut_ends_at_the_next_step_boundary(growth: float) -> None:
-    engine = Engine(replace(SMALL, costs=replace(UNIT, c=growth)))
+    engine = Engine(replace(SMALL, cost=replace(UNIT, per_kv_token_s=growth)))
     engine.submit(request(1, tokens=4, generate=10))
     now = engine.begin(0.0)
     assert now == 1.0
@@ -282,14 +258,15 @@ def test_counted_blocks_are_evicted_as_real_ones(data: st.DataObject) -> None:
             )
 
 
-def test_machines_and_costs_say_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match="c must not be negative, got -1"):
-        Costs(o=1, b=0, c=-1, d=0)
-    with pytest.raises(ValueError, match=r"o \+ w must be positive"):
-        Costs(o=0, b=0, c=0, d=0)
-    with pytest.raises(ValueError, match="blocks must be at least 1, got 0"):
-        replace(SMALL, blocks=0)
-    with pytest.raises(ValueError, match="max_num_batched_tokens must hold max_num_seqs, got 3"):
-        replace(SMALL, max_num_batched_tokens=3)
-    assert SMALL.kv_tokens == 32
-    assert math.isclose(UNIT.step_s(3, 9, 7, 5), 1.0)
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"cost": replace(UNIT, per_kv_token_s=-1)}, "per_kv_token_s"),
+        ({"cost": replace(UNIT, fixed_s=0)}, "fixed_s"),
+        ({"blocks": 0}, "blocks"),
+        ({"max_num_batched_tokens": 3}, "max_num_batched_tokens"),
+    ],
+)
+def test_a_machine_says_what_is_wrong(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        replace(SMALL, **changes)

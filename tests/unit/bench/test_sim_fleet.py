@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from bench.benches.sim_fleet import sim_fleet
-from bench.benches.sim_fleet.sim_fleet import POLICIES
+from bench.benches import sim_fleet
+from bench.benches.sim_fleet import METRICS, Options, figures, joined, streamed
 from bench.placement import workload
+from bench.placement.policies import OURS, POLICIES, Setting
 from bench.placement.workload import Size, Traced, Turn
-from bench.simulator.costs import H200, Costs, Machine, lower_bound_s
 from bench.simulator.fleet import Death, Result, Simulation
+from bench.simulator.machine import H200, Machine, lower_bound_s
 from engine.balancing.balancer import Balancer, Place
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin
+from engine.balancing.step_cost import StepCost
 from engine.replica.port import KvSample
 
-TINY = Machine(blocks=99, block_size=32, costs=Costs(o=4e-3, b=2e-4, c=1e-7, d=131e-6), max_num_seqs=64)
+COST = StepCost(fixed_s=4e-3, per_request_s=331e-6, per_kv_token_s=1e-7, per_token_s=131e-6)
+TINY = Machine(blocks=99, block_size=32, cost=COST, max_num_seqs=64)
 
 
 def trace(kind: str = "math8k", seed: int = 5) -> list[Traced]:
     return workload.small(kind, seed)
+
+
+def policy_of(name: str, rows: list[Traced]) -> Balancer:
+    return POLICIES[name](Setting.of(rows, TINY.kv_tokens, poll_s=0.1, buffer_tokens=36))
 
 
 def simulate(
@@ -88,7 +94,7 @@ class Wandering(RoundRobin):
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_every_policy_finishes_a_trace(name: str) -> None:
     rows = trace()
-    result, simulation = simulate(POLICIES[name](max(row.total_tokens for row in rows)), rows)
+    result, simulation = simulate(policy_of(name, rows), rows)
     assert result.makespan_s >= lower_bound_s(rows, TINY, 2)
     assert result.generated_tokens == sum(row.gen_tokens for row in rows)
     for engine in simulation.engines:
@@ -99,12 +105,12 @@ def test_every_policy_finishes_a_trace(name: str) -> None:
     assert 0 < result.busy <= 1
 
 
-@pytest.mark.parametrize("name", ["round_robin", "cap24", "static_barrier"])
+@pytest.mark.parametrize("name", ["round_robin", "cap", "static"])
 def test_jumps_over_many_steps_change_nothing(name: str) -> None:
     """The same run step by step, for policies that do not look at samples."""
     rows = trace("math8k")
-    jumps, _ = simulate(POLICIES[name](700), rows, tick_s=0.0)
-    steps, _ = simulate(POLICIES[name](700), rows, longest_segment=1, tick_s=0.0)
+    jumps, _ = simulate(policy_of(name, rows), rows, tick_s=0.0)
+    steps, _ = simulate(policy_of(name, rows), rows, longest_segment=1, tick_s=0.0)
     assert jumps.makespan_s == pytest.approx(steps.makespan_s, rel=1e-9)
     for count in ("preemptions", "recomputed_tokens", "prefilled_tokens"):
         assert getattr(jumps, count) == getattr(steps, count), count
@@ -114,8 +120,7 @@ def test_jumps_over_many_steps_change_nothing(name: str) -> None:
 def test_the_same_run_twice_is_the_same_run() -> None:
     rows = trace("agentic")
     first, second = (simulate(KvAware(2000), rows)[0] for _ in range(2))
-    timed = {"wall_s": 0.0, "decide_us": 0.0}
-    assert replace(first, **timed) == replace(second, **timed)
+    assert replace(first, decide_s=0.0) == replace(second, decide_s=0.0)
 
 
 def test_moves_lose_and_repeat_nothing() -> None:
@@ -145,9 +150,9 @@ def test_replicas_may_die_at_any_time(name: str) -> None:
             ends[arguments[0]] = arguments[1]
 
     deaths = [Death(n % 2, 0.3 + 0.7 * n, 0.5) for n in range(8)]
-    policy = POLICIES[name](max(row.total_tokens for row in rows))
+    policy = policy_of(name, rows)
     result, simulation = simulate(Watched(policy, hear), rows, deaths=deaths)
-    calm, _ = simulate(POLICIES[name](max(row.total_tokens for row in rows)), rows)
+    calm, _ = simulate(policy_of(name, rows), rows)
     assert len(simulation.dead) == 8
     assert ends == {row.traj: row.total_tokens for row in rows}
     assert result.makespan_s > calm.makespan_s
@@ -160,7 +165,7 @@ def test_replicas_may_die_at_any_time(name: str) -> None:
         assert policy.reserved_blocks() == 0
 
 
-UNIT = replace(TINY, costs=Costs(o=1.0, b=0.0, c=0.0, d=0.0))  # every step takes a second
+UNIT = replace(TINY, cost=StepCost(fixed_s=1.0, per_request_s=0.0, per_token_s=0.0))  # every step takes a second
 ALONE = [Traced(traj=0, group=0, turns=(Turn(prompt_new_tokens=64, gen_tokens=10),))]
 
 
@@ -251,7 +256,7 @@ def test_decisions_follow_the_events_of_a_moment_and_keep_their_distance() -> No
 
     simulate(Watched(RoundRobin(), hear), trace())
     times = [now for name, now in heard if name == "decide"]
-    assert min(later - earlier for earlier, later in pairwise(times)) >= TINY.costs.o - 1e-12
+    assert min(later - earlier for earlier, later in pairwise(times)) >= TINY.cost.fixed_s - 1e-12
     waits = []
     arrived: list[float] = []
     for name, now in heard:
@@ -260,7 +265,7 @@ def test_decisions_follow_the_events_of_a_moment_and_keep_their_distance() -> No
         else:
             waits += [now - then for then in arrived]
             arrived = []
-    assert max(waits) <= TINY.costs.o + 1e-12
+    assert max(waits) <= TINY.cost.fixed_s + 1e-12
 
 
 def test_a_trajectory_that_nobody_places_is_an_error() -> None:
@@ -291,7 +296,7 @@ def test_the_bound_is_reached_by_a_trajectory_alone() -> None:
     row = trace("agentic")[0]
     machine = replace(TINY, blocks=99 * 32, block_size=1)
     result, _ = simulate(RoundRobin(), [row], machine, tick_s=0.0)
-    left_out_s = TINY.costs.d * (row.turns[0].prompt_new_tokens + len(row.turns) - 1)
+    left_out_s = TINY.cost.per_token_s * (row.turns[0].prompt_new_tokens + len(row.turns) - 1)
     assert result.makespan_s == pytest.approx(lower_bound_s([row], machine, 2) + left_out_s, rel=1e-3)
 
 
@@ -301,48 +306,38 @@ def test_no_policy_beats_the_bound(kind: str) -> None:
     machine = replace(H200, blocks=H200.blocks // 8)
     bound = lower_bound_s(rows, machine, 2)
     for name in ("kv_aware", "round_robin"):
-        result = Simulation(POLICIES[name](max(row.total_tokens for row in rows)), rows, machine, 2).run()
+        result = Simulation(policy_of(name, rows), rows, machine, 2).run()
         assert bound <= result.makespan_s < 12 * bound
 
 
-def test_host_memory_saves_recompute() -> None:
-    rows = trace("agentic")
-    machine = replace(TINY, costs=replace(TINY.costs, restore=9e-6))
-    without, _ = simulate(RoundRobin(), rows, machine)
-    within, _ = simulate(RoundRobin(), rows, machine, host_blocks=400)
-    assert without.restored_tokens == 0 < within.restored_tokens
-    assert within.recomputed_tokens < 0.2 * without.recomputed_tokens
-    assert within.makespan_s < without.makespan_s
-
-
 def test_steps_are_joined_with_groups_of_their_own() -> None:
-    rows = sim_fleet.joined([trace(seed=1), trace(seed=2)])
+    rows = joined([trace(seed=1), trace(seed=2)])
     assert [row.traj for row in rows] == list(range(192))
     assert len({row.group for row in rows}) == 24
     assert [row.turns for row in rows] == [row.turns for seed in (1, 2) for row in trace(seed=seed)]
 
 
-def test_the_bench_ends_with_its_metrics(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--replicas", "2", "--groups", "4", "--seeds", "1,2", "--kv", "0.1"]
-    further = ["--offload", "2", "--overlap", "2", "--deaths", "3"]
-    sim_fleet.main([*sizes, "--kinds", "bimodal", "--policies", "kv_aware,static", *further])
-    line = json.loads(capsys.readouterr().out.splitlines()[-1])
-    metrics = line["metrics"]
-    assert line["bench"] == "sim_fleet"
-    assert metrics["replicas"] == [2]
-    assert metrics["bound_ratio"] > 1
-    assert metrics["makespan_ratio_static"].keys() == {"bimodal@2", "overall"}
-    assert metrics["preemptions_static"] >= 0
-    assert metrics["recomputed_tokens_kv_aware"] >= 0
-    assert metrics["regret_kv_aware"]["worst"] >= metrics["regret_kv_aware"]["geomean"]
-    ratios = [metrics[f"regret_{name}"]["geomean"] for name in ("kv_aware", "static")]
-    assert ratios[0] * ratios[1] == pytest.approx(1), "each is the only other of the other"
-    for metric in ("host_speedup_static", "deaths_speedup_static", "overlap_speedup_static"):
-        assert metrics[metric].keys() == {"bimodal@2"}
+def test_a_round_of_the_bench_compares_each_policy_with_ours_and_with_the_best_other() -> None:
+    options = Options(rounds=2, replicas=2, groups=4, kv=0.1, kinds=("bimodal", "uniform"), policies=(OURS, "static"))
+    rounds: list = []
+    sim_fleet.measure(options, rounds.append)
+    assert len(rounds) == 2
+    for figures_of in rounds:
+        ours, static = figures_of[OURS], figures_of["static"]
+        assert ours["ratio_bimodal"] == ours["ratio_uniform"] == 1
+        assert ours["regret"] * static["regret"] == pytest.approx(1), "each is the only other of the other"
+        assert static["worst"] == max(static["ratio_bimodal"], static["ratio_uniform"])
+        assert ours["over_bound"] > 1
+        assert ours.keys() <= METRICS.keys()
+
+
+def test_a_policy_alone_has_no_regret() -> None:
+    outcome = sim_fleet.Outcome(cost=2.0, figures={})
+    assert figures({"math8k": {"static": outcome}}, "static") == {}
 
 
 def test_a_stream_of_groups_gives_a_throughput_and_a_group_for_each_complete_one() -> None:
-    rows = sim_fleet.joined([trace(seed=seed) for seed in (1, 2, 3)])
+    rows = joined([trace(seed=seed) for seed in (1, 2, 3)])
     groups = {row.traj: row.group for row in rows}
     waiting: list[int] = []
 
@@ -360,22 +355,7 @@ def test_a_stream_of_groups_gives_a_throughput_and_a_group_for_each_complete_one
 
     ended: set[int] = set()
     left = dict.fromkeys(groups.values(), 8)
-    rate = sim_fleet.streamed_tokens_per_s(Watched(RoundRobin(), hear), rows, TINY, 2, 3)  # type: ignore[arg-type]
+    token_s = streamed(Watched(RoundRobin(), hear), rows, TINY, 2, 3).cost  # type: ignore[arg-type]
     assert {groups[key] for key in waiting} == set(range(36)), "all came"
-    step_s = TINY.costs.step_s(1, 0)
-    assert 1 / step_s < rate < 2 * TINY.max_num_seqs / step_s
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--kinds", "chess"], "chess: it knows math8k"),
-        (["--policies", "best"], "best: it knows kv_aware"),
-        (["--kv", "0"], "argument --kv: 0 is not a number of at least 0.001"),
-        (["--overlap", "0"], "argument --overlap: '0' is not a whole number"),
-    ],
-)
-def test_wrong_options_are_named(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        sim_fleet.arguments(given)
-    assert said in capsys.readouterr().err
+    step_s = TINY.cost.step_s(1)
+    assert step_s / (2 * TINY.max_num_seqs) < token_s < step_s

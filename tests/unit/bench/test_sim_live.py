@@ -8,16 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.benches import sim_live
 from bench.benches.fleet import fleet
-from bench.benches.sim_fleet import live as sim_live
-from bench.benches.sim_fleet import sim_fleet
 from bench.placement import workload
-from bench.simulator.costs import Costs, Machine, fit
+from bench.placement.policies import POLICIES as MADE
+from bench.simulator.fit import fitted
 from bench.simulator.fleet import Simulation
+from bench.simulator.machine import Machine
+from engine.balancing.step_cost import StepCost
 from engine.replica.port import KvSample
 
-TRUE = Costs(o=4e-3, b=2e-4, c=2e-7, d=130e-6)
-POLICIES = ("round_robin", "cap12")
+TRUE = StepCost(fixed_s=4e-3, per_request_s=330e-6, per_kv_token_s=2e-7, per_token_s=130e-6)
+POLICIES = ("round_robin", "cap")
 
 
 class Recorded:
@@ -39,16 +41,22 @@ class Recorded:
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As the live bench writes it, of engines whose constants are known."""
     engine = fleet.ENGINE
-    machine = Machine(blocks=engine.blocks, block_size=engine.block_size, costs=TRUE, max_num_seqs=engine.max_num_seqs)
+    machine = Machine(blocks=engine.blocks, block_size=engine.block_size, cost=TRUE, max_num_seqs=engine.max_num_seqs)
     lines: list[dict] = []
     for number, (kind, policy) in enumerate((kind, policy) for kind in ("math8k", "agentic") for policy in POLICIES):
         rows = workload.load(fleet.TRACES / f"{kind}.101.jsonl.gz")
         of = {"run": number, "kind": kind, "seed": 101, "policy": policy}
-        balancer = Recorded(fleet.POLICIES[policy](2000), lines, of)
+        balancer = Recorded(MADE[policy](fleet.setting_of(rows)), lines, of)
         Simulation(balancer, rows, machine, 2, longest_segment=1, tick_s=0.0).run()
     path = tmp_path_factory.mktemp("live") / "record.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def compared(path: Path) -> list[dict[str, float]]:
+    runs = sim_live.read(path)
+    machine, _ = sim_live.calibrated(runs)
+    return [sim_live.compared(run, machine) for run in runs]
 
 
 def test_a_replay_takes_as_long_as_the_record(record: Path) -> None:
@@ -56,17 +64,13 @@ def test_a_replay_takes_as_long_as_the_record(record: Path) -> None:
     assert [(run.kind, run.policy) for run in runs] == [
         (kind, name) for kind in ("math8k", "agentic") for name in POLICIES
     ]
-    machine, found = sim_live.calibrated(runs)
-    assert found.r2 > 0.98
-    assert machine.costs.d == pytest.approx(TRUE.d, rel=0.02)
-    assert machine.costs.o == pytest.approx(TRUE.o, rel=0.1)
-    compared = sim_live.compare(runs, machine)
-    assert len(compared) == 4
-    for row in compared:
-        assert row.ratio == pytest.approx(1, abs=0.06), row  # a preemption more or less is chance
-        assert row.simulated.prefilled_tokens == pytest.approx(row.live.prefilled_tokens, rel=0.1)
-        assert row.simulated.steps == pytest.approx(row.live.steps, rel=0.08)
-        assert row.live.slow == pytest.approx(1, abs=0.02)
+    machine, fit = sim_live.calibrated(runs)
+    assert fit.r2 > 0.98
+    assert machine.cost.per_token_s == pytest.approx(TRUE.per_token_s, rel=0.02)
+    assert machine.cost.fixed_s == pytest.approx(TRUE.fixed_s, rel=0.1)
+    for row in compared(record):
+        assert row["ratio"] == pytest.approx(1, abs=0.06), row  # a preemption more or less is chance
+        assert row["steady_ratio"] == pytest.approx(row["ratio"], abs=0.02)
 
 
 def test_a_slow_hour_of_the_machine_is_told_from_the_policy(record: Path, tmp_path: Path) -> None:
@@ -74,18 +78,17 @@ def test_a_slow_hour_of_the_machine_is_told_from_the_policy(record: Path, tmp_pa
     slowed = [line | {"t": line["t"] * (2 if line["run"] == 1 else 1)} for line in lines]
     path = tmp_path / "record.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in slowed))
-    runs = sim_live.read(path)
-    compared = sim_live.compare(runs, sim_live.calibrated(runs)[0])
-    assert max(abs(row.ratio - 1) for row in compared) > 0.2
-    assert max(abs(row.steady_ratio - 1) for row in compared) < 0.08
+    rows = compared(path)
+    assert max(abs(row["ratio"] - 1) for row in rows) > 0.2
+    assert max(abs(row["steady_ratio"] - 1) for row in rows) < 0.12
 
 
-def test_the_bench_reports_the_comparison(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sim_fleet.main(["--calibrate", str(record)])
-    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
-    assert metrics["worst_deviation"] < 0.06 > metrics["worst_deviation_steady"]
-    assert metrics["live_ratio"].keys() == {f"{kind} {name}" for kind in ("math8k", "agentic") for name in POLICIES}
-    assert metrics["costs_s"].keys() == {"o", "b", "c", "d"}
+def test_a_round_of_the_bench_is_a_live_run_of_each_policy_and_workload(record: Path) -> None:
+    rounds: list = []
+    sim_live.measure(sim_live.Options(record=record), rounds.append)
+    [figures] = rounds
+    assert figures.keys() == {f"{kind}/{name}" for kind in ("math8k", "agentic") for name in POLICIES} | {"fit"}
+    assert all(of.keys() <= sim_live.METRICS.keys() for of in figures.values())
 
 
 def test_a_fit_leaves_outliers_out_but_keeps_their_time() -> None:
@@ -93,23 +96,26 @@ def test_a_fit_leaves_outliers_out_but_keeps_their_time() -> None:
     features = np.column_stack(
         [np.ones(2000), rng.integers(1, 40, 2000), rng.integers(100, 3000, 2000), rng.integers(0, 90, 2000)]
     ).astype(float)
-    seconds = features @ np.array([4e-3, 2e-4 + 130e-6, 2e-7, 130e-6]) * (1 + 0.02 * rng.standard_normal(2000))
-    clean = fit(features, seconds).costs
-    assert (clean.o, clean.b, clean.c, clean.d) == pytest.approx((4e-3, 2e-4, 2e-7, 130e-6), rel=0.15)
+    seconds = features @ np.array([4e-3, 330e-6, 2e-7, 130e-6]) * (1 + 0.02 * rng.standard_normal(2000))
+    clean = fitted(features, seconds).cost
+    constants = (clean.fixed_s, clean.per_request_s, clean.per_kv_token_s, clean.per_token_s)
+    assert constants == pytest.approx((4e-3, 330e-6, 2e-7, 130e-6), rel=0.15)
     stalls = seconds.copy()
     stalls[::100] += 0.2
-    found = fit(features, stalls)
-    assert 15 <= found.outliers <= 30
-    assert found.costs.d == pytest.approx(130e-6, rel=0.1)
-    assert found.costs.o - clean.o == pytest.approx(0.2 / 100, rel=0.2), "20 stalls of 0.2 s over 2000 steps"
+    fit = fitted(features, stalls)
+    assert 15 <= fit.outliers <= 30
+    assert fit.cost.per_token_s == pytest.approx(130e-6, rel=0.1)
+    assert fit.cost.fixed_s - clean.fixed_s == pytest.approx(0.2 / 100, rel=0.2), "20 stalls of 0.2 s over 2000 steps"
 
 
 def test_a_cost_that_would_be_negative_is_left_out() -> None:
     rng = np.random.default_rng(1)
     features = np.column_stack([np.ones(500), *(rng.integers(1, 50, 500) for _ in range(3))]).astype(float)
-    costs = fit(features, features @ np.array([5e-3, 3e-4, -1e-5, 1e-4])).costs
-    assert costs.c == 0
-    assert costs.o > 0
+    cost = fitted(features, features @ np.array([5e-3, 3e-4, -1e-5, 1e-4])).cost
+    assert cost.per_kv_token_s == 0
+    assert cost.fixed_s > 0
+    with pytest.raises(ValueError, match="at least 10 steps"):
+        fitted(features[:5], np.ones(5))
 
 
 def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -119,5 +125,5 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
         sim_live.read(path)
     step = {"run": 0, "kind": "math8k", "seed": 101, "policy": "static", "replica": 0, "t": 0.5, "free_blocks": 9}
     path.write_text(json.dumps(step | {"running": 1, "waiting": 0, "preempted": 0, "prefilled": 0}) + "\n")
-    with pytest.raises(ValueError, match="needs 100 steps of busy engines, got 0"):
+    with pytest.raises(ValueError, match="100 steps of busy engines, got 0"):
         sim_live.calibrated(sim_live.read(path))

@@ -6,7 +6,7 @@ import pytest
 
 from bench.benches.sim_nodes.cluster import Cluster, LeadCosts, Setting
 from bench.placement.workload import Traced, Turn
-from bench.simulator.costs import H200
+from bench.simulator.machine import H200
 from engine.balancing.kv_aware import KvAware
 
 SETTING = Setting(nodes=3, replicas=2, groups_per_step=6, steps=4, max_staleness=1, machine=H200, learn_s=5.0)

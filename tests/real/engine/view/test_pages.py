@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.commands.rivals import POLICIES
+from bench.placement.policies import POLICIES
 from engine.view.export import export
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles

@@ -86,7 +86,7 @@ def simulator(tmp_path, text):
 
 async def test_the_simulator_is_asked_about_a_step_and_its_last_line_is_the_answer(tmp_path):
     command = simulator(tmp_path, "import sys, json; print('progress'); print(json.dumps({'rows': sys.argv[1:]}))")
-    assert await rivals(command, tmp_path, 7) == {"rows": ["bench", "rivals", str(tmp_path), "--step", "7"]}
+    assert await rivals(command, tmp_path, 7) == {"rows": ["bench", "rivals", str(tmp_path), "step=7"]}
 
 
 async def test_a_simulator_that_fails_is_quoted(tmp_path):

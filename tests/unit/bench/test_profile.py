@@ -1,8 +1,11 @@
 """What a profile says: of each stage, and of each process."""
 
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
-from bench.commands.profile import flame_graph, hottest, main, stages
+import pytest
+
+from bench.commands.profile import Options, flame_graph, hottest, stages
 
 NODE, REPLICA = 'process 1:"python quickstart.py"', 'process 2:"VLLM::EngineCore"'
 STACKS = f"""{NODE};train (/here/recipes/quickstart.py:7);run (/x/lib/python3.11/asyncio/base.py:1) 3
@@ -43,6 +46,13 @@ def test_the_flame_graph_is_an_image_as_wide_as_its_samples(tmp_path):
     assert widths[f"{REPLICA}: 6"] == 960
 
 
-def test_a_recipe_that_is_not_there_is_named(capsys):
-    assert main(["nowhere.py"]) == 2
-    assert "nowhere.py" in capsys.readouterr().err
+def test_names_are_cut_before_they_are_escaped(tmp_path):
+    raw, svg = tmp_path / "profile.txt", tmp_path / "profile.svg"
+    raw.write_text("process 1:python r.py;<module> (r.py:1);main (r.py:9) 53\nprocess 2:x;f (a.py:2) 947\n")
+    flame_graph(raw, svg)
+    assert ElementTree.parse(svg).getroot() is not None
+
+
+def test_a_recipe_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"nowhere\.py"):
+        Options(recipe=Path("nowhere.py"))

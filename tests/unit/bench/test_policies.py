@@ -2,7 +2,9 @@
 
 import pytest
 
-from bench.placement.policies import Aimd, LeastInFlight, StaticSplit, ThunderLike, ThunderPolled, TokenBudget
+from bench.benches.streaming.lockstep import Lockstep
+from bench.placement.policies import POLICIES, Capped, Setting, StaticSplit, ThunderPolled, TokenBudget
+from bench.placement.workload import generate
 from engine import contracts
 from engine.balancing.round_robin import RoundRobin
 from engine.replica.port import KvSample
@@ -10,13 +12,10 @@ from engine.replica.port import KvSample
 BLOCK = 10
 ALL = [
     StaticSplit,
-    lambda: StaticSplit(barrier=True),
+    Lockstep,
     RoundRobin,
-    LeastInFlight,
-    lambda: LeastInFlight(cap=3),
+    lambda: Capped(3),
     lambda: TokenBudget(50),
-    lambda: Aimd(50),
-    lambda: ThunderLike(buffer_tokens=20),
     lambda: ThunderPolled(buffer_tokens=20),
 ]
 
@@ -91,17 +90,15 @@ def test_events_that_cannot_be_are_refused(make):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "named"),
     [
-        (lambda: LeastInFlight(0), "cap must be at least 1, got 0"),
-        (lambda: TokenBudget(0), "max_tokens must be at least 1, got 0"),
-        (lambda: Aimd(0), "max_tokens must be at least 1, got 0"),
-        (lambda: Aimd(5, 0), "interval_s must be positive, got 0"),
-        (lambda: ThunderLike(-1), "interval_s must be positive, got -1"),
+        (lambda: Capped(0), "cap"),
+        (lambda: TokenBudget(0), "max_tokens"),
+        (lambda: ThunderPolled(-1), "interval_s"),
     ],
 )
-def test_wrong_numbers_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_numbers_are_refused(make, named):
+    with pytest.raises(ValueError, match=named):
         make()
 
 
@@ -116,7 +113,7 @@ def test_static_split_cuts_into_contiguous_parts_and_goes_on_with_the_next_repli
 
 
 def test_a_barrier_waits_for_the_slowest_trajectory():
-    policy = up(StaticSplit(barrier=True))
+    policy = up(Lockstep())
     arrive(policy, 1, 2)
     assert decided(policy) == {1: 0, 2: 1}
     policy.turn_finished(1, 20, 1.0)
@@ -133,7 +130,7 @@ def test_round_robin_alternates_whatever_is_there():
 
 
 def test_least_in_flight_counts_tool_waiting_ones_and_stops_at_its_cap():
-    policy = up(LeastInFlight(cap=2))
+    policy = up(Capped(2))
     arrive(policy, *range(5))
     assert decided(policy) == {0: 0, 1: 1, 2: 0, 3: 1}
     policy.turn_finished(1, 20, 1.0)
@@ -151,78 +148,32 @@ def test_a_token_budget_admits_what_surely_fits_and_at_least_one():
     assert decided(policy) == {0: 0, 1: 1}
 
 
-@pytest.mark.parametrize(
-    ("state", "bound"),
-    [
-        ({"free_blocks": 8}, 5.0),
-        ({"free_blocks": 3}, 4.0),
-        ({"free_blocks": 1}, 4 * 0.7 / 0.9),
-        ({"free_blocks": 8, "waiting": 1}, 3.6),
-        ({"free_blocks": 8, "preempted": 1}, 3.2),
-    ],
-)
-def test_aimd_follows_kv_use_queues_and_preemptions(state, bound):
-    policy = up(Aimd(50, interval_s=5.0))
-    arrive(policy, *range(9))
-    assert len(decided(policy)) == 4
-    sample(policy, **state)
-    assert decided(policy, 4.9) == {}, "not before its time"
-    decided(policy, 5.0)
-    assert policy.bound == pytest.approx(bound)
-
-
-def test_aimd_does_not_grow_beyond_what_is_used_and_keeps_one_per_replica():
-    policy = up(Aimd(50, interval_s=5.0))
-    arrive(policy, 1)
-    decided(policy)
-    sample(policy, free_blocks=9)
-    decided(policy, 5.0)
-    assert policy.bound == 4
-    for now in range(10, 100, 5):
-        sample(policy, free_blocks=0, preempted=1)
-        decided(policy, now)
-    assert policy.bound == 2
-
-
-def test_aimd_has_its_bound_again_when_a_replica_was_replaced():
-    policy = up(Aimd(50))
-    assert policy.bound == 4
-    policy.replica_down(1)
-    assert policy.bound == 2
-    policy.replica_up(1, 10, BLOCK)
-    policy.replica_drain(0)
-    policy.replica_down(0)
-    assert policy.bound == 2
-    policy.replica_up(0, 10, BLOCK)
-    assert policy.bound == 4
-
-
 def test_thunder_pauses_the_smallest_idle_ones_and_resumes_them_before_new_ones():
-    policy = up(ThunderLike(interval_s=1.0, buffer_tokens=0), replicas=1)
+    policy = up(ThunderPolled(interval_s=1.0, buffer_tokens=0), replicas=1)
     arrive(policy, 1, 2, 3, tokens=20)
     assert decided(policy) == {1: 0, 2: 0, 3: 0}
-    policy.turn_finished(1, 30, 0.0)
+    policy.turn_finished(1, 40, 0.0)
     policy.turn_finished(2, 25, 0.0)
     arrive(policy, 4, tokens=20)
-    for _ in range(25):  # the third grows to 45: 100 of 100
+    for _ in range(40):  # the third grows to 60: 125 of 100
         policy.sample(0, KvSample(0, 1, 0, 0), 0.0)
     assert decided(policy, 0.9) == {}
-    assert decided(policy, 1.0) == {}, "the smaller one lost its place, and 75 are in use"
+    assert decided(policy, 1.0) == {}, "the smaller one has lost its place, and the others fill the replica"
     arrive(policy, 2, tokens=25)
-    arrive(policy, 1, tokens=30)
+    arrive(policy, 1, tokens=40)
     assert decided(policy, 1.1) == {1: 0}, "it kept its place"
-    policy.trajectory_ended(3, 45, True)
-    assert list(decided(policy, 1.2)) == [2, 4]
+    policy.trajectory_ended(3, 60, True)
+    assert list(decided(policy, 2.0)) == [2, 4]
 
 
 def test_thunder_gives_an_empty_replica_to_one_that_is_too_large():
-    policy = up(ThunderLike(), replicas=1)
+    policy = up(ThunderPolled(), replicas=1)
     arrive(policy, 1, 2, tokens=95)
     assert decided(policy) == {1: 0}
 
 
 def test_thunder_takes_the_emptiest_replica_that_has_room():
-    policy = up(ThunderLike(buffer_tokens=0))
+    policy = up(ThunderPolled(buffer_tokens=0))
     arrive(policy, 1, tokens=50)
     arrive(policy, 2, tokens=30)
     arrive(policy, 3, tokens=40)
@@ -257,3 +208,12 @@ def test_the_polled_one_takes_the_place_of_running_ones_at_the_end_of_their_turn
     assert decided(policy, 2.2) == {2: 0}, "the smaller one was marked, once"
     policy.trajectory_ended(2, 56, True)
     assert decided(policy, 3.0) == {1: 0}
+
+
+def test_the_cap_is_as_many_as_fit_at_the_mean_length():
+    trace = generate("agentic", 1)
+    setting = Setting.of(trace, kv_tokens=10 * sum(row.total_tokens for row in trace) // len(trace))
+    policy = POLICIES["cap"](setting)
+    policy.replica_up(0, 10**6, 1)
+    arrive(policy, *range(20))
+    assert len(decided(policy)) in (9, 10)

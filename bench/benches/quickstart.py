@@ -1,0 +1,109 @@
+"""Does the quick start learn, and how fast? Runs of recipes/quickstart.py with different seeds.
+
+    rocstar bench quickstart [rounds=3] [steps=40] [field=value of the quick start ...]
+
+A round is a seed. Accuracy is that of 512 held-out problems, one sample each at temperature 1.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from algo.require import require
+from bench import ROOT
+from bench.measuring.bench import Bench, BenchFailed, Keep
+from bench.measuring.metric import count, milliseconds, seconds, share
+from bench.measuring.processes import child
+from bench.measuring.terminal import say
+from engine.console.options import Rest
+
+QUICKSTART = ROOT / "recipes" / "quickstart.py"
+GOAL = 0.9  # held-out accuracy whose time is told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    rounds: Annotated[int, "seeds, from 0"] = 3
+    steps: Annotated[int, "steps of a run"] = 40
+    fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
+
+    def __post_init__(self) -> None:
+        require(self, "at least 1", lambda value: value >= 1, "rounds", "steps")
+
+
+METRICS = {
+    "accuracy_initial": count("accuracy before", "held out", form=".3f"),
+    "accuracy_final": count("accuracy after", "held out", form=".3f"),
+    "tool_errors_initial": share("tool errors before", "in correct held-out trajectories"),
+    "tool_errors_final": share("tool errors after", "in correct held-out trajectories"),
+    "train_s": seconds("training", "time of all steps, without evaluations", form=".0f"),
+    "to_goal_s": seconds(f"to {GOAL}", f"training until an evaluation gave {GOAL} or more", form=".0f"),
+    "first_step_s": seconds("first step", "from the start of the process until a step was trained", form=".1f"),
+    "step_s": seconds("step", "median"),
+    "tool_calls": count("tool calls", "all of them executed and jailed"),
+    "tool_latency_s": milliseconds("tool latency", "median of a call beside the busy engines, median over steps"),
+    "canary_max": count("canary", "largest difference of a replica's and the learner's log-probabilities", form=".1e"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished run: its summary, and the rows of its metrics by step."""
+
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    def evaluation(self, step: int) -> dict[str, float]:
+        """Returns accuracy and tool errors of the evaluation after a step."""
+        row = next(row for row in self.rows if row.get("step") == step and "eval/accuracy" in row)
+        return {"accuracy": row["eval/accuracy"], "tool_errors": row["eval/tool_error_share_correct"]}
+
+
+def run_once(fields: Sequence[str]) -> Run:
+    """Runs the quick start in a process of its own. Raises BenchFailed where it fails."""
+    with tempfile.TemporaryDirectory() as runs:
+        command = [sys.executable, str(QUICKSTART), f"runs={runs}", "name=run", *fields]
+        with child(command) as process:
+            if code := process.wait():
+                raise BenchFailed(f"the quick start ended with exit code {code}; see above")
+        folder = Path(runs) / "run"
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return Run(summary=json.loads((folder / "summary.json").read_text()), rows=rows)
+
+
+def measure(options: Options, keep: Keep) -> None:
+    for seed in range(options.rounds):
+        say(f"round {seed + 1} of {options.rounds}: {options.steps} steps with seed {seed}")
+        run = run_once([f"steps={options.steps}", f"seed={seed}", *options.fields])
+        keep({"": figures(run, options.steps)})
+
+
+def figures(run: Run, steps: int) -> dict[str, float]:
+    trained = [row for row in run.rows if "time/step_s" in row]
+    reached = [
+        row["time/train_total_s"] for row in run.rows if row.get("eval/accuracy", 0.0) >= GOAL and "time/step_s" in row
+    ]
+    before, after = run.evaluation(0), run.evaluation(steps)
+    values = {
+        "accuracy_initial": before["accuracy"],
+        "accuracy_final": after["accuracy"],
+        "tool_errors_initial": before["tool_errors"],
+        "tool_errors_final": after["tool_errors"],
+        "train_s": trained[-1]["time/train_total_s"],
+        "first_step_s": run.summary["first_step_s"],
+        "step_s": statistics.median(row["time/step_s"] for row in trained),
+        "tool_calls": run.summary["tool_calls_jailed"],
+        "tool_latency_s": 1e-3 * statistics.median(row["tools/latency_p50_ms"] for row in trained),
+        "canary_max": run.summary["canary_max_abs"],
+    }
+    return values | ({"to_goal_s": reached[0]} if reached else {})
+
+
+BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "1", "steps": "8"})

@@ -1,0 +1,50 @@
+"""What does GRPO-RoC change against plain GRPO, on the quick start's task and the same prompts?
+
+    rocstar bench roc [rounds=3] [steps=8] [field=value of the quick start ...]
+
+A round is a seed, with a run of each. Plain GRPO has half the rollouts. The last evaluation of a run counts: 512
+held-out problems, one sample each at temperature 1. `recipes/tiny/compare.py` draws the whole curves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from algo.require import require
+from bench.benches.quickstart import run_once
+from bench.measuring.bench import Bench, Keep
+from bench.measuring.metric import count, share
+from bench.measuring.terminal import say
+from engine.console.options import Rest
+
+ALGORITHMS = ("roc", "grpo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    rounds: Annotated[int, "seeds, from 0"] = 3
+    steps: Annotated[int, "steps of a run"] = 8
+    fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
+
+    def __post_init__(self) -> None:
+        require(self, "at least 1", lambda value: value >= 1, "rounds", "steps")
+
+
+METRICS = {
+    "accuracy": count("accuracy", "held out, after the last step", form=".3f"),
+    "tool_errors": share("tool errors", "in correct held-out trajectories, after the last step"),
+}
+
+
+def measure(options: Options, keep: Keep) -> None:
+    for seed in range(options.rounds):
+        figures = {}
+        for algorithm in ALGORITHMS:
+            say(f"round {seed + 1} of {options.rounds}: {options.steps} steps of {algorithm} with seed {seed}")
+            fields = [f"algorithm={algorithm}", f"steps={options.steps}", f"seed={seed}", f"eval_every={options.steps}"]
+            figures[algorithm] = run_once([*fields, *options.fields]).evaluation(options.steps)
+        keep(figures)
+
+
+BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "1", "steps": "4"})
