@@ -50,6 +50,7 @@ from sandbox.printable import printable
 Config = TypeVar("Config")
 
 _NEAR = 0.7  # of difflib: what is less alike is no typing error
+_MOST = 2  # fields that are named where others may be meant
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")  # what stands before "=" in an option; a path with "=" in it has a "/" too
 _WIDTH = 100  # of what `--help` prints
 _UNIONS = (typing.Union, types.UnionType)
@@ -389,11 +390,11 @@ def _resolve(typed: str, known: Mapping[str, _Option]) -> str:
 
 
 def _hint(typed: str, known: Mapping[str, _Option]) -> str:
-    """Says which field may be meant: the one with the nearest name, else the only one whose doc has the name in it."""
+    """Says which field may be meant: the one with the nearest name, else the first whose docs have the name in them."""
     phrase = re.compile(rf"\b{re.escape(typed).replace('_', '[ _]')}\b", re.IGNORECASE)
     meant = difflib.get_close_matches(typed, known, n=1, cutoff=_NEAR)
     meant = meant or [name for name, option in known.items() if phrase.search(option.doc)]
-    return f"; {meant[0]!r} may be meant" if len(meant) == 1 else ""
+    return f"; {' or '.join(map(repr, meant[:_MOST]))} may be meant" if meant else ""
 
 
 def _is_many(option: _Option) -> bool:

@@ -1,10 +1,12 @@
 """The command `rocstar`: its overview and its commands."""
 
+import re
 import sys
 
 import pytest
 
 from engine.programs.rocstar import COMMANDS, start
+from tests.support.paths import ROOT
 
 RECIPE = """
 from dataclasses import dataclass
@@ -39,6 +41,36 @@ def test_every_command_answers_help(name, capsys):
         code = end.code
     assert code == 0
     assert name in capsys.readouterr().out
+
+
+IN_A_BLOCK = re.compile(r"^ *(?:\w+=\S+ )?(?:\.venv/bin/)?rocstar (\S.*?)(?: +#.*)?$", re.MULTILINE)
+IN_A_SENTENCE = re.compile(r"`(?:\.venv/bin/)?rocstar ([^`]+)`")
+
+
+def typed():
+    """Yields every command in the pages."""
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("[a-z]*/*.md"), *ROOT.glob("recipes/*/*.md")):
+        parts = page.read_text().split("```")  # sentences and blocks by turns
+        for sentences in parts[::2]:
+            yield from IN_A_SENTENCE.findall(sentences)
+        for block in parts[1::2]:
+            yield from IN_A_BLOCK.findall(block)
+
+
+TYPED = sorted(set(typed()))
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_the_commands_of_the_pages_have_these_options(line, capsys):
+    name, *arguments = line.split()
+    assert name in COMMANDS
+    if name in ("run", "node", "bench"):  # which take options of others
+        return
+    with pytest.raises(SystemExit):
+        start([name, "--help"])
+    shown = capsys.readouterr().out
+    for field in [argument.partition("=")[0] for argument in arguments if "=" in argument]:
+        assert f"  {field}: " in shown or f".{field}: " in shown
 
 
 def test_an_unknown_command_names_the_nearest(capsys):
