@@ -248,9 +248,9 @@ class Trajectory:
     logprobs_T is 0 and versions_T is -1 where it did not. text is the sampled text only: the assistant's turns one
     after another, without prompt and tool responses. reward is None until graded. discarded_tokens: sampled before new
     weights made it begin again. segments: further token sequences, of an agent that did not only append to its history.
-    answer: what an agent of its own gave as its answer.
-    scores: by name, what the reward is made of and what was only looked at; None where
-    that could not be had.
+    answer: what an agent of its own gave as its answer. scores: by name, what the reward is made of and what was only
+    looked at; None where that could not be had. end_of_turn: the text of the token that ends a turn, as the chat
+    template has it; "" where it is not known.
     """
 
     prompt: Prompt
@@ -272,9 +272,16 @@ class Trajectory:
     scores: Mapping[str, float | None] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     answer: str | None = None
+    end_of_turn: str = ""
 
     def __post_init__(self) -> None:
         _set_read_only(self)
+
+    @property
+    def turn_texts(self) -> list[str]:
+        """The text of each turn of the main sequence, without the token that ends it; at least one."""
+        texts = self.text.split(self.end_of_turn) if self.end_of_turn else [self.text]
+        return texts[:-1] if len(texts) > 1 and not texts[-1].strip() else texts
 
     @property
     def final_text(self) -> str:

@@ -63,6 +63,9 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
                 job.train(config.make_batch, evaluations=[evaluation]),
             ]
         )
+        seconds = job.recorder.progress.seconds_to(0.9)
+        if seconds is not None:
+            say(job.console, f"  held-out accuracy 0.9 after {seconds:.1f} s of training")
         talk = shlex.join([sys.executable, "recipes/tiny/chat.py", f"checkpoint={run.folder.path}"])
         say(job.console, f"  talk to the trained agent: {talk}")
         return summary

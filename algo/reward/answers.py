@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 
+from engine.types import Trajectory
+
 ASK_FOR_ANSWER = (
     "Solve the problem. Think about it first, and use the tools that you have where they help. End your last message "
     "with the final answer alone, in this form: <answer>\\boxed{...}</answer>"
 )
 """A system message that asks for the form in which `boxed_answer` finds an answer."""
 
-END_OF_TURN = "<|im_end|>"
 TOOL_CALL_END = "</tool_call>"
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -32,19 +33,18 @@ def answers(text: str) -> list[str]:
     return _ANSWER.findall(text)
 
 
-def final_turn(text: str) -> str:
-    """The last assistant turn: a rollout goes on to another turn only after a tool call."""
-    body = text.rstrip().removesuffix(END_OF_TURN)
-    return body.rpartition(END_OF_TURN)[2].rpartition(TOOL_CALL_END)[2]
+def final_turn(trajectory: Trajectory) -> str:
+    """Returns the text of the last turn without the token that ends it, or an agent's own answer."""
+    return trajectory.turn_texts[-1] if trajectory.answer is None else trajectory.answer
 
 
 def boxed_answer(text: str) -> str | None:
-    """What the trajectory answers, without surrounding space.
+    """Returns what the text of a final turn answers, without surrounding space; what comes before a tool call is none.
 
-    >>> boxed_answer(r"<answer>\\boxed{3} no, \\boxed{\\frac{1}{2}}</answer><|im_end|>")
+    >>> boxed_answer(r"<answer>\\boxed{3} no, \\boxed{\\frac{1}{2}}</answer>")
     '\\\\frac{1}{2}'
     """
-    tagged = answers(final_turn(text))
+    tagged = answers(text.rpartition(TOOL_CALL_END)[2])
     boxes = list(_BOX.finditer(tagged[-1])) if tagged else []
     if not boxes:
         return None

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from algo.reward.answers import END_OF_TURN, final_turn
+from algo.reward.answers import TOOL_CALL_END
 from algo.reward.judge_endpoint import Judged, Messages
 from engine.errors import first_error
 from engine.ports import Grade, GraderUnavailable
@@ -121,8 +121,8 @@ def regex_score(pattern: str, lowest: float = 0.0, highest: float = 1.0) -> Call
 
 
 def last_turn(trajectory: Trajectory) -> str:
-    """What the model said last, without its end-of-turn token."""
-    return final_turn(trajectory.text).removesuffix(END_OF_TURN).strip()
+    """Returns what the model said last, without the token that ends its turn."""
+    return trajectory.turn_texts[-1].rpartition(TOOL_CALL_END)[2].strip()
 
 
 class Judge:

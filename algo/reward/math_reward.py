@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from algo.reward.answers import boxed_answer
+from algo.reward.answers import boxed_answer, final_turn
 from algo.reward.maths.compare import Question, compare
 from algo.reward.maths.grader import GRADER_LIMITS, LONGEST_ANSWER, MAIN, Judge, MathGrader
 from algo.reward.maths.number import number_of
@@ -77,7 +77,7 @@ class MathReward:
         self._look_for_answers(trajectory)
         if trajectory.stop is not StopReason.ANSWER or any(turn.truncated for turn in trajectory.turns):
             return 0.0
-        answer, reference = boxed_answer(trajectory.final_text), trajectory.prompt.answer
+        answer, reference = boxed_answer(final_turn(trajectory)), trajectory.prompt.answer
         if answer is None:
             return 0.0
         for verdict in self._verdicts(answer, reference):
@@ -91,7 +91,7 @@ class MathReward:
         """Warns once if no trajectory has an answer."""
         if self._unanswered is None:
             return
-        answered = boxed_answer(trajectory.final_text) is not None
+        answered = boxed_answer(final_turn(trajectory)) is not None
         self._unanswered = None if answered else self._unanswered + 1
         if self._unanswered == SUSPICIOUS:
             self._unanswered = None

@@ -96,7 +96,6 @@ class Progress:
             "accuracy_final": last["eval/accuracy"],
             "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
             "accuracy_n": int(last["eval/n"]),
-            "seconds_to_090": self._seconds_to(0.9),
             "tool_error_share_initial": before.get("eval/tool_error_share_correct"),
             "tool_error_share_final": last["eval/tool_error_share_correct"],
         }
@@ -106,10 +105,12 @@ class Progress:
         values = [row[name] for row in self.steps if name in row]
         return sum(values) / len(values) if values else None
 
-    def _seconds_to(self, accuracy: float) -> float | None:
-        """Training seconds until held-out accuracy, linear between evaluations; None when it was not reached."""
+    def seconds_to(self, accuracy: float) -> float | None:
+        """Returns the training seconds until this held-out accuracy, linear between evaluations; None if it was not
+        reached.
+        """
         points = [(row["time/train_total_s"], row["eval/accuracy"]) for row in self.evaluations]
-        if points[0][1] >= accuracy:
+        if points and points[0][1] >= accuracy:
             return points[0][0]
         for (t0, a0), (t1, a1) in pairwise(points):
             if a1 >= accuracy > a0:
@@ -180,10 +181,9 @@ def print_report(
         console.print(_table(before, after))
     elif progress.evaluations:
         console.print("no examples of the last evaluation: they were lost; its figures are in summary.json")
-    seconds, first = summary.get("seconds_to_090"), summary["first_step_s"]
+    first = summary["first_step_s"]
     console.print(
         f"{summary['steps']} steps in {summary['rl_wall_s']:.1f} s of training"
-        + (f", held-out 0.9 after {seconds:.1f} s" if seconds is not None else "")
         + (f"; first step after {first:.1f} s{_parts(summary)}" if first is not None else "")
         + f"; {summary['tool_calls_jailed']:,} of {summary['tool_calls']:,} tool calls jailed; "
         f"goodput {summary['goodput']:.2f}",
@@ -256,8 +256,8 @@ def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table
 def _transcript(trajectory: Trajectory) -> str:
     """What the agent said, and what Python answered between its turns."""
     lines = []
-    for said, turn in zip(trajectory.text.split("<|im_end|>"), trajectory.turns, strict=False):
-        lines.append(shown(said.strip()))
+    for text, turn in zip(trajectory.turn_texts, trajectory.turns, strict=False):
+        lines.append(shown(text.strip()))
         lines += [f"[dim]python said:[/] {shown(use.response)}" for use in turn.tool_uses]
     return "\n".join([*lines, "[green]right[/]" if measure.correct([trajectory]) else "[red]wrong[/]"])
 

@@ -323,6 +323,7 @@ class Session:
             finished_at=self._timeline.now(),
             error=error,
             segments=tuple(others),
+            end_of_turn=lineage.chat.end_of_turn_text,
         )
 
     @property

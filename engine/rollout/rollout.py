@@ -308,6 +308,7 @@ class _Rollout:
             finished_at=self.timeline.now(),
             error=error,
             discarded_tokens=self.log.discarded,
+            end_of_turn=self.chat.end_of_turn_text,
         )
 
     async def _rebuild(self) -> None:

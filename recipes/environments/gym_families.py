@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import msgspec
 
-from algo.reward.answers import answers, boxed_answer
+from algo.reward.answers import answers, boxed_answer, final_turn
 from engine.errors import BadInput
 from engine.ports import GraderUnavailable
 from engine.types import Prompt, Trajectory
@@ -78,7 +78,7 @@ class FamilyReward:
         if trajectory.prompt.reward != REWARD or "family" not in about:
             raise ValueError(f"prompt {trajectory.prompt.id} is of no family of reasoning-gym")
         text = trajectory.final_text
-        found = boxed_answer(text)
+        found = boxed_answer(final_turn(trajectory))
         tagged = answers(text)
         answer = found if found is not None else tagged[-1] if tagged else None
         if answer is None:

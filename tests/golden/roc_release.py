@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from algo.reward.answers import END_OF_TURN
 from engine.types import Trajectory
 
-TURN_START = "<|im_start|>assistant"
+TURN_START, END_OF_TURN = "<|im_start|>assistant", "<|im_end|>"
 _ANSWER = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 _RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 _TURN = re.compile(re.escape(TURN_START) + ".*?" + re.escape(END_OF_TURN), re.DOTALL)

@@ -23,7 +23,8 @@ GOOD = '{"score": 0.75}'
 
 
 def says(text, sample=0, prompt=None):
-    return replace(a_trajectory(sample, prompt=prompt or a_prompt()), text=f"{text}<|im_end|>")
+    trajectory = a_trajectory(sample, prompt=prompt or a_prompt())
+    return replace(trajectory, text=f"{text}<|im_end|>", end_of_turn="<|im_end|>")
 
 
 class Waits:

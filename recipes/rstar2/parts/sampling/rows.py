@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from algo.reward.answers import boxed_answer
+from algo.reward.answers import boxed_answer, final_turn
 from engine.atomic_files import append, sync_folder, writing
 from engine.errors import BadInput
 from engine.types import Trajectory
@@ -44,7 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             id=members[0].prompt.id,
             solved=sum(reward > 0 for reward in rewards),
             samples=len(members),
-            answers=tuple(boxed_answer(member.text) for member in members),
+            answers=tuple(boxed_answer(final_turn(member)) for member in members),
             rewards=rewards,
             tokens=tuple(member.sampled_tokens for member in members),
             turns=tuple(len(member.turns) for member in members),

@@ -1,12 +1,14 @@
 import time
+from dataclasses import replace
 
 import pytest
 
-from algo.reward.answers import ASK_FOR_ANSWER, answers, boxed_answer
+from algo.reward.answers import ASK_FOR_ANSWER, answers, boxed_answer, final_turn
 from algo.reward.math_reward import MathReward
 from engine.telemetry.noted_warnings import noted_warnings
 from engine.types import StopReason
 from tests.support.algo_fakes import trajectory
+from tests.support.fakes import a_trajectory
 
 # Where strictness differs from the judgement of the mathematics, on purpose: only the box inside <answer> counts.
 
@@ -65,6 +67,18 @@ async def test_truncated_rollouts_get_nothing():
 )
 def test_boxed_answer_is_the_last_box_of_the_final_turn(text, expected):
     assert boxed_answer(text) == expected
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<end_of_turn>", ""])
+@pytest.mark.parametrize(
+    ("turns", "cut_off", "last"),
+    [(["only"], False, "only"), (["one", "two"], False, "two"), (["one", "two"], True, "two"), ([""], False, "")],
+)
+def test_the_final_turn_ends_where_the_chat_template_says(turns, cut_off, last, end):
+    text = end.join([*turns, *([] if cut_off else [""])])
+    found = final_turn(replace(a_trajectory(), text=text, end_of_turn=end))
+    assert found == (last if end else text)
+    assert final_turn(replace(a_trajectory(), text=text, end_of_turn=end, answer="4")) == "4"
 
 
 def test_only_closed_tags_count():

@@ -18,7 +18,7 @@ from engine.rollout.chat_template import ChatConfig
 from engine.types import Prompt
 from tests.support.fakes import a_prompt, a_trajectory
 
-SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
+SUMMARY = {"steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
 SUMMARY |= {"tool_calls_jailed": 0, "goodput": 1.0}
 
 
@@ -79,7 +79,7 @@ def a_progress(evaluations, steps):
     ],
 )
 def test_the_seconds_to_an_accuracy_are_from_the_first_time_that_it_is_there(evaluations, seconds):
-    assert a_progress(evaluations, 6).summary()["seconds_to_090"] == pytest.approx(seconds)
+    assert a_progress(evaluations, 6).seconds_to(0.9) == pytest.approx(seconds)
 
 
 def test_the_mean_seconds_of_a_step_are_of_those_that_have_them():

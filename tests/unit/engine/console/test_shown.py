@@ -21,7 +21,7 @@ from tests.support.algo_fakes import tool_use
 from tests.support.fakes import a_rollout, a_trajectory
 
 EVIL = "\x1b]52;c;cm0=\x07\x9b2J\u202e[red]\r"
-SUMMARY = {"seconds_to_090": None, "steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
+SUMMARY = {"steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
 SUMMARY |= {"tool_calls_jailed": 0, "goodput": 1.0}
 
 
