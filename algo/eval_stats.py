@@ -18,6 +18,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from sandbox.require import require, within
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -50,10 +52,8 @@ def pass_hat_k(samples: int, correct: int, k: int) -> float:
 
 
 def _check(samples: int, correct: int, k: int) -> None:
-    if not 0 <= correct <= samples:
-        raise ValueError(f"correct must be in [0, {samples}], got {correct}")
-    if not 1 <= k <= samples:
-        raise ValueError(f"k must be in [1, {samples}], got {k}")
+    require("correct", correct, within(f"[0, {samples}]"))
+    require("k", k, within(f"[1, {samples}]"))
 
 
 def avg_at_k(scores_PK: NDArray[np.float64], confidence: float = 0.95) -> Interval:
@@ -185,6 +185,5 @@ def _quantile(confidence: float, freedom: int) -> float:
 
 
 def _checked(confidence: float) -> float:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")
+    require("confidence", confidence, within("(0, 1)"))
     return confidence

@@ -27,6 +27,7 @@ from typing import Any, Self
 import numpy as np
 
 from engine.types import Batch
+from sandbox.require import at_least, require
 
 Pieces = Iterable[tuple[Sequence[int], bool]]
 Conversation = Sequence[Mapping[str, Any]]
@@ -77,8 +78,7 @@ def examples(conversations: Iterable[Conversation], tokenize: Callable[[Conversa
 def batches(examples: Iterable[Example], *, batch_size: int, seed: int, pool_batches: int = 16) -> Iterator[Batch]:
     """Batches of `batch_size` examples, numbered from 1; the last ones of the stream may be smaller."""
     for name, value in (("batch_size", batch_size), ("pool_batches", pool_batches)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        require(name, value, at_least(1))
     rng, stream, step = random.Random(seed), iter(examples), itertools.count(1)
     while pool := list(itertools.islice(stream, batch_size * pool_batches)):
         pool.sort(key=lambda example: len(example.ids_T))

@@ -39,6 +39,7 @@ from engine.telemetry.sinks import MetricSink, WeightsAndBiases
 from engine.types import Batch, Group
 from recipes.tiny.task import METHODS, SHIPPED
 from sandbox import TIERS, Limits, SandboxConfig, Tier
+from sandbox.require import at_least, require, require_fields
 
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
 LOSSES = {"ppo": PpoClip(), "gspo": Gspo(), "cispo": Cispo(), "dppo": Dppo(), "sapo": Sapo()}
@@ -131,8 +132,7 @@ class Options(RunOptions):
 
     def __post_init__(self) -> None:
         for name, least in (("oversample", 1), ("group_size", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            require(name, getattr(self, name), at_least(least))
         trained = self.prompts_per_step * self.group_size
         if self.learner.minibatches > trained:
             raise ValueError(
@@ -193,9 +193,7 @@ class EvalOptions(Options):
     eval_replicas: Annotated[int, "engines that evaluate beside training; 0: the replicas do, between steps"] = 0
 
     def __post_init__(self) -> None:
-        for name in ("eval_every", "eval_problems", "eval_samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, at_least(1), "eval_every", "eval_problems", "eval_samples")
         if self.eval_replicas < 0 or (self.eval_replicas and self.devices):
             raise ValueError(f"eval_replicas must be at least 0, and 0 on GPUs, got {self.eval_replicas}")
         evaluated = self.eval_problems * self.eval_samples

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from sandbox import wire
+from sandbox.require import one_of, positive, require
 from sandbox.tiers import TIERS, Tier
 
 NO_JAIL = "sandbox: isolation='none': code runs with all rights of this user, without a jail"
@@ -57,13 +58,11 @@ class SandboxConfig:
         names = [tier.name for tier in self.tiers]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"SandboxConfig.tiers must be at least one, of different names, got {names!r}")
-        if self.isolation not in ("nsjail", "none"):
-            raise ValueError(f"SandboxConfig.isolation must be 'nsjail' or 'none', got {self.isolation!r}")
+        require("SandboxConfig.isolation", self.isolation, one_of("nsjail", "none"))
         if self.python is not None and (not isinstance(self.python, str) or not self.python):
             raise ValueError(f"SandboxConfig.python must be a path as a str, got {self.python!r}")
         for name in ("session_memory_bytes", "start_s", "silence_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"SandboxConfig.{name} must be positive, got {getattr(self, name)!r}")
+            require(f"SandboxConfig.{name}", getattr(self, name), positive)
         if self.listen is None and self.slots == 0:
             raise ValueError("SandboxConfig.listen must be set when slots is 0: there would be no host")
         if self.listen is not None and not self.listen.startswith("tcp://"):

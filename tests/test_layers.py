@@ -27,6 +27,7 @@ GROUND = (
     "engine.numbered_files",
     "engine.types",
     "sandbox.printable",
+    "sandbox.require",
 )
 MAY_IMPORT = {
     "engine/programs": ("engine", "sandbox"),
@@ -129,7 +130,7 @@ MAY_IMPORT = {
     "engine/data": (*GROUND, "engine.run"),
     "engine/run": GROUND,
     "engine/diagnosis": (),
-    "engine/balancing": ("engine.replica.port",),
+    "engine/balancing": ("engine.replica.port", "sandbox.require"),
     "engine/replica": (*GROUND, "engine.process"),
     "engine/learner/messages": (),  # of both sides: algo imports it, and not the process
     "engine/learner": (*GROUND, "engine.process"),
@@ -159,13 +160,13 @@ MAY_IMPORT = {
     "sandbox": ("sandbox",),
     "algo/learner": (
         "algo.loss",
-        "algo.require",
         "algo.weights",
         "engine.types",
         "engine.ports",
         "engine.learner.messages",
         "engine.atomic_files",
         "engine.process.heap",
+        "sandbox.require",
     ),
     "algo": (
         "algo",
@@ -175,6 +176,7 @@ MAY_IMPORT = {
         "engine.user_parts",
         "engine.learner.messages",
         "engine.atomic_files",
+        "sandbox.require",
         "sandbox.wire",
     ),
 }

@@ -10,13 +10,14 @@ Shape legend: G trajectories of a group.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sandbox.require import one_of, require, within
 
 Baseline = Literal["mean", "leave_one_out", "length", "batch"]
 Scale = Literal["group", "batch", "mean", "none"]
@@ -39,7 +40,7 @@ class Advantage:
 
     >>> Advantage(baseline="first")
     Traceback (most recent call last):
-    ValueError: Advantage.baseline must be one of ('mean', 'leave_one_out', 'length', 'batch'), got 'first'
+    ValueError: Advantage.baseline must be one of 'mean', 'leave_one_out', 'length', 'batch', got 'first'
     """
 
     baseline: Baseline = "mean"
@@ -56,10 +57,8 @@ class Advantage:
 
     def __post_init__(self) -> None:
         for name, known in (("baseline", get_args(Baseline)), ("scale", get_args(Scale))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"Advantage.{name} must be one of {known}, got {getattr(self, name)!r}")
-        if not 0 <= self.eps < math.inf:
-            raise ValueError(f"Advantage.eps must be at least 0 and finite, got {self.eps!r}")
+            require(f"Advantage.{name}", getattr(self, name), one_of(*known))
+        require("Advantage.eps", self.eps, within("[0, inf)"))
         if self.baseline == "batch" and self.scale not in ("batch", "none"):
             raise ValueError(f"Advantage.scale must be 'batch' or 'none' with baseline 'batch', got {self.scale!r}")
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from algo.require import require
 from algo.reward.answers import answers
 from engine.types import Trajectory
+from sandbox.require import at_least, positive, require
 
 QUADRATURE = 128  # points
 
@@ -59,8 +59,8 @@ class RoC:
     smoothing: float = 0.05
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "keep")
-        require(self, "positive", lambda value: value > 0, "smoothing")
+        require("RoC.keep", self.keep, at_least(1))
+        require("RoC.smoothing", self.smoothing, positive)
 
     def quota(self, positives: int, negatives: int) -> tuple[int, int]:
         """How many of each are kept, of more than `keep` in all."""

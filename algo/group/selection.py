@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from algo.require import require
 from engine.ports import Selector
 from engine.types import StopReason, Trajectory
+from sandbox.require import at_least, require
 
 CUT_OFF = (StopReason.LENGTH, StopReason.TURNS, StopReason.DEADLINE)
 
@@ -32,7 +32,7 @@ class RandomSubset:
     keep: int
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "keep")
+        require("RandomSubset.keep", self.keep, at_least(1))
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         count = len(trajectories)

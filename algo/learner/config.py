@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from algo.learner.serialize import from_plain, to_plain
 from algo.loss.policy_losses import PpoClip
-from algo.require import require
+from sandbox.require import Rule, at_least, finite, none_or, one_of, positive, require, true_or_false, whole, within
 
 if TYPE_CHECKING:
     from algo.loss.interface import Loss
@@ -129,38 +129,33 @@ class LearnerConfig:
                 "LearnerConfig.reference_kl_coef must be 0 with a loss whose correction has normalize=True, got "
                 f"{self.reference_kl_coef}"
             )
+        auto = Rule("'auto', None or positive", lambda value: value in ("auto", None) or value > 0)
+        betas = Rule("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= x < 1 for x in value))
+        targets = Rule("one name or more", lambda value: isinstance(value, tuple) and value != ())
+        switches = "share_prefix", "activation_checkpointing", "activation_offload", "offload_optimizer", "fp32_head"
         rules = (
-            ("positive", ("lr", "adam_eps", "grad_clip", "lora_alpha"), lambda value: value > 0),
-            ("finite", ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef"), math.isfinite),
-            ("None or positive", ("steps", "peak_flops"), lambda x: x is None or x > 0),
-            ("'auto', None or positive", ("mismatch_tolerance",), lambda x: x in ("auto", None) or x > 0),
-            (f"one of {get_args(Schedule)}", ("schedule",), lambda value: value in get_args(Schedule)),
-            ("in [0, 1)", ("decay_from",), lambda value: 0 <= value < 1),
-            ("in [0, 1]", ("decay_to",), lambda value: 0 <= value <= 1),
-            ("'float32' or 'bfloat16'", ("dtype", "weights_dtype"), ("float32", "bfloat16").__contains__),
-            ("'cpu' or 'cuda'", ("device",), lambda value: value in ("cpu", "cuda")),
-            ("one name or more", ("lora_targets",), lambda value: isinstance(value, tuple) and value != ()),
-            ("at least 0", ("weight_decay", "reference_kl_coef"), lambda value: value >= 0),
-            (f"one of {get_args(ReferenceKl)}", ("reference_kl",), lambda value: value in get_args(ReferenceKl)),
-            (
-                "True or False",
-                (
-                    "share_prefix",
-                    "activation_checkpointing",
-                    "activation_offload",
-                    "offload_optimizer",
-                    "fp32_head",
-                ),
-                lambda value: isinstance(value, bool),
-            ),
-            ("an int >= 0", ("warmup_steps", "lora_rank"), lambda x: isinstance(x, int) and x >= 0),
-            ("an int > 0", ("minibatches", "micro_batch_tokens", "threads"), lambda x: isinstance(x, int) and x > 0),
-            ("'full' or 'hybrid'", ("sharding",), ("full", "hybrid").__contains__),
-            (f"one of {', '.join(TRANSFERS)}", ("weight_transfer",), TRANSFERS.__contains__),
-            ("two numbers in [0, 1)", ("betas",), lambda value: len(value) == 2 and all(0 <= x < 1 for x in value)),
+            (positive, ("lr", "adam_eps", "grad_clip", "lora_alpha")),
+            (finite, ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef")),
+            (at_least(0), ("weight_decay", "reference_kl_coef")),
+            (none_or(positive), ("steps", "peak_flops")),
+            (auto, ("mismatch_tolerance",)),
+            (within("[0, 1)"), ("decay_from",)),
+            (within("[0, 1]"), ("decay_to",)),
+            (betas, ("betas",)),
+            (whole(0), ("warmup_steps", "lora_rank")),
+            (whole(1), ("minibatches", "micro_batch_tokens", "threads")),
+            (true_or_false, switches),
+            (targets, ("lora_targets",)),
+            (one_of(*get_args(Schedule)), ("schedule",)),
+            (one_of("float32", "bfloat16"), ("dtype", "weights_dtype")),
+            (one_of("cpu", "cuda"), ("device",)),
+            (one_of(*get_args(ReferenceKl)), ("reference_kl",)),
+            (one_of("full", "hybrid"), ("sharding",)),
+            (one_of(*TRANSFERS), ("weight_transfer",)),
         )
-        for rule, names, holds in rules:
-            require(self, rule, holds, *names)
+        for rule, names in rules:
+            for name in names:
+                require(f"LearnerConfig.{name}", getattr(self, name), rule)
         if self.steps is not None and self.schedule == "constant":
             raise ValueError(f"LearnerConfig.steps must be None for schedule 'constant', got {self.steps}")
         if self.weight_transfer == "adapter" and not self.lora_rank:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from algo.require import require
+from sandbox.require import Rule, at_least, none_or, one_of, positive, require, true_or_false, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,14 +62,15 @@ class Correction:
     normalize: bool = False
 
     def __post_init__(self) -> None:
-        require(self, "True or False", lambda value: isinstance(value, bool), "normalize")
-        require(self, "None or a Correction", lambda value: value is None or isinstance(value, Correction), "also")
+        require("Correction.normalize", self.normalize, true_or_false)
+        require("Correction.also", self.also, none_or(Rule("a Correction", lambda also: isinstance(also, Correction))))
         if self.also is not None and self.also.normalize:
             raise ValueError("Correction.also.normalize must be False: normalize of the outer one holds for both")
-        require(self, f"one of {get_args(Level)}", lambda value: value in get_args(Level), "level")
-        require(self, f"one of {get_args(Kind)}", lambda value: value in get_args(Kind), "kind")
+        require("Correction.level", self.level, one_of(*get_args(Level)))
+        require("Correction.kind", self.kind, one_of(*get_args(Kind)))
         limits = ("lower", "upper", "veto", "drift")
-        require(self, "None or at least 0", lambda value: value is None or value >= 0, *limits)
+        for name in limits:
+            require(f"Correction.{name}", getattr(self, name), none_or(at_least(0)))
         if all(getattr(self, name) is None for name in limits):
             raise ValueError("Correction.upper must be a number where lower, veto and drift are None, got None")
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
@@ -135,7 +136,7 @@ class _Policy:
 
     def __post_init__(self) -> None:
         _check_aggregate(self)
-        require(self, "at least 0", lambda value: value >= 0, "sampler_kl_coef")
+        require(f"{type(self).__name__}.sampler_kl_coef", self.sampler_kl_coef, at_least(0))
         if self.correction and not self.correction.only_rejects and not self.proximal:
             words = "its ratio is in the loss already, so without proximal=True a correction can only reject"
             raise ValueError(f"{type(self).__name__}.correction.kind must be 'mask': {words}")
@@ -183,9 +184,9 @@ class PpoClip(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
-        require(self, "positive", lambda value: value > 0, "clip_high")
-        require(self, "None or above 1", lambda value: value is None or value > 1, "dual_clip")
+        require("PpoClip.clip_low", self.clip_low, within("(0, 1]"))
+        require("PpoClip.clip_high", self.clip_high, positive)
+        require("PpoClip.dual_clip", self.dual_clip, none_or(within("(1, inf)")))
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import objectives
@@ -209,8 +210,8 @@ class Gspo(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
-        require(self, "positive", lambda value: value > 0, "clip_high")
+        require("Gspo.clip_low", self.clip_low, within("(0, 1]"))
+        require("Gspo.clip_high", self.clip_high, positive)
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import corrections, objectives
@@ -241,8 +242,8 @@ class Cispo(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        require(self, "in (0, 1]", lambda value: 0 < value <= 1, "clip_low")
-        require(self, "positive", lambda value: value > 0, "clip_high")
+        require("Cispo.clip_low", self.clip_low, within("(0, 1]"))
+        require("Cispo.clip_high", self.clip_high, positive)
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import corrections, objectives
@@ -275,10 +276,12 @@ class Dppo(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        require(self, "at least 0", lambda value: value >= 0, "low", "high", "square_coef")
-        require(self, "'tv' or 'kl'", lambda value: value in ("tv", "kl"), "divergence")
-        require(self, "None or at least 1", lambda value: value is None or value >= 1, "truncation")
-        require(self, "False: the region is around the sampler", lambda value: not value, "proximal")
+        for name in ("low", "high", "square_coef"):
+            require(f"Dppo.{name}", getattr(self, name), at_least(0))
+        require("Dppo.divergence", self.divergence, one_of("tv", "kl"))
+        require("Dppo.truncation", self.truncation, none_or(at_least(1)))
+        if self.proximal:
+            raise ValueError("Dppo.proximal must be False (its region is around the sampler), got True")
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import objectives
@@ -317,7 +320,8 @@ class Sapo(_Policy):
 
     def __post_init__(self) -> None:
         _Policy.__post_init__(self)
-        require(self, "positive", lambda value: value > 0, "tau_positive", "tau_negative")
+        require("Sapo.tau_positive", self.tau_positive, positive)
+        require("Sapo.tau_negative", self.tau_negative, positive)
 
     def _losses(self, tokens: Tokens, anchor_M: Tensor) -> tuple[Tensor, Counts]:
         from algo.loss import objectives
@@ -359,4 +363,5 @@ def _replaced(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high:
 
 
 def _check_aggregate(owner: Any) -> None:
-    require(owner, "'token', 'sequence' or positive", lambda x: x in ("token", "sequence") or x > 0, "aggregate")
+    rule = Rule("'token', 'sequence' or positive", lambda value: value in ("token", "sequence") or value > 0)
+    require(f"{type(owner).__name__}.aggregate", owner.aggregate, rule)

@@ -20,6 +20,7 @@ from engine.errors import BadInput, first_error, no_foreign_cancel
 from engine.ports import Grade, GraderUnavailable, GroupReward, Reward
 from engine.types import Trajectory
 from engine.user_parts import call
+from sandbox.require import positive, require
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +96,7 @@ class WeightedGroup:
                 raise ValueError(f"the weight of {name!r} must be finite, got {weight}")
         if not any(weight for weight, _ in parts.values()):
             raise ValueError(f"a reward needs a weight that is not 0, got {list(parts)} with 0 each")
-        if not monitor_s > 0:
-            raise ValueError(f"monitor_s must be positive, got {monitor_s}")
+        require("monitor_s", monitor_s, positive)
         self._weights = {name: weight for name, (weight, _) in parts.items()}
         self._rewards = {name: _of_group(reward) for name, (_, reward) in parts.items()}
         self._monitor_s = monitor_s

@@ -27,6 +27,7 @@ import msgspec
 
 from engine.atomic_files import append, writing
 from engine.ports import GraderUnavailable
+from sandbox.require import at_least, none_or, positive, require, require_fields
 
 Answer = TypeVar("Answer")
 Messages = Sequence[Mapping[str, str]]
@@ -66,11 +67,8 @@ class JudgeConfig:
     def __post_init__(self) -> None:
         for name in ("max_tokens", "request_s", "tries", "in_flight", "max_requests", "max_total_tokens", "cached"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
-        for name in ("temperature", "backoff_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
+            require(name, value, none_or(positive))
+        require_fields(self, at_least(0), "temperature", "backoff_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ from algo.reward.maths.number import number_of
 from algo.reward.maths.reading import read
 from engine.ports import ToolRunner
 from engine.types import StopReason, Trajectory
+from sandbox.require import one_of, require
 from sandbox.wire import Limits
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,7 @@ class MathReward:
         limits: Limits = GRADER_LIMITS,
         judge: Judge = "strict",
     ) -> None:
-        if judge not in MAIN:
-            raise ValueError(f"MathReward.judge must be one of {', '.join(MAIN)}, got {judge!r}")
+        require("MathReward.judge", judge, one_of(*MAIN))
         if judge == "math-verify" and runner is None:
             raise ValueError("MathReward with judge 'math-verify' needs a runner. Fix: give it the sandbox")
         if judge == "math-verify" and percent_is_optional:

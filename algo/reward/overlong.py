@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from engine.ports import Grade, Reward
 from engine.types import Trajectory
 from engine.user_parts import call
+from sandbox.require import require, within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,5 @@ def overlong_penalty(length: int, *, longest: int, buffer: int, factor: float = 
     >>> overlong_penalty(14, longest=16, buffer=8)
     -0.75
     """
-    if not 0 < buffer <= longest:
-        raise ValueError(f"buffer must be in (0, {longest}], got {buffer}")
+    require("buffer", buffer, within(f"(0, {longest}]"))
     return -factor * min(1.0, max(0.0, (length - (longest - buffer)) / buffer))

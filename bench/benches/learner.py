@@ -43,13 +43,13 @@ from algo.learner.measure.flops import peak_of
 from algo.learner.model.attention import PACKED, bounds
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.trainer import Trainer
-from algo.require import require
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import Kind, megabytes, milliseconds, rate, ratio, share
 from bench.measuring.result import Figures
 from bench.measuring.terminal import say
 from engine.types import Batch
 from recipes.tiny.task import SHIPPED
+from sandbox.require import at_least, none_or, require_fields
 
 NAMES = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size"
 SHAPES = {
@@ -76,10 +76,10 @@ class Options:
     cpu_time: Annotated[bool, "CPU time of one thread, where others use the machine too"] = False
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "threads", "trajectories")
-        require(self, "at least 0", lambda value: value >= 0, "lora")
-        require(self, "at least 32 or none", lambda value: value is None or value >= 32, "context")
-        require(self, "at least 1 or none", lambda value: value is None or value >= 1, "micro_batch_tokens")
+        require_fields(self, at_least(1), "rounds", "threads", "trajectories")
+        require_fields(self, at_least(0), "lora")
+        require_fields(self, none_or(at_least(32)), "context")
+        require_fields(self, none_or(at_least(1)), "micro_batch_tokens")
         if self.cpu_time and (self.device, self.threads) != ("cpu", 1):
             raise ValueError("cpu_time must be false unless device=cpu and threads=1, got true")
         if self.device == "cuda" and not torch.cuda.is_available():

@@ -36,11 +36,11 @@ from algo.learner.hosts import listen_on
 from algo.learner.learner import keep_freed_memory
 from algo.learner.pack import MiniBatch, plan
 from algo.learner.trainer import Trainer
-from algo.require import require
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import megabytes, rate
 from bench.measuring.terminal import say
 from engine.types import Batch
+from sandbox.require import Rule, at_least, require_fields
 
 SMALL_VOCABULARY, LARGE_VOCABULARY = 8192, 151_936  # the second one is Qwen's
 WARM_UP_TOKENS = 256
@@ -59,8 +59,8 @@ class Options:
     plain_limit_gb: Annotated[float, "no plain head beyond it"] = 8.0
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "threads")
-        require(self, "lengths of at least 2", lambda value: value and min(value) >= 2, "tokens")
+        require_fields(self, at_least(1), "rounds", "threads")
+        require_fields(self, Rule("lengths of at least 2", lambda value: value and min(value) >= 2), "tokens")
 
 
 METRICS = {

@@ -26,7 +26,6 @@ import uvloop
 from numpy.typing import NDArray
 
 from algo.learner.config import LearnerConfig
-from algo.require import require
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import count
 from bench.measuring.terminal import say
@@ -44,6 +43,7 @@ from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, Trajectory
 from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, prompts, python_tool
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
+from sandbox.require import at_least, require_fields
 
 Dtype = Literal["float32", "bfloat16"]
 Pair = Literal["float32/float32", "bfloat16/float32", "bfloat16/bfloat16", "float32/bfloat16"]
@@ -62,7 +62,7 @@ class Options:
     threads: Annotated[int, "threads of the learner"] = 2
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "trajectories", "threads")
+        require_fields(self, at_least(1), "rounds", "trajectories", "threads")
         if not (self.checkpoint / "config.json").is_file():
             raise ValueError(f"checkpoint must be a folder with config.json, got {str(self.checkpoint)!r}")
         if self.device is not None and any(pair.endswith("/float32") for pair in self.pairs):

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from algo.require import require
 from bench import ROOT
 from bench.measuring.bench import Bench, BenchFailed, Keep
 from bench.measuring.metric import count, milliseconds, seconds, share
 from bench.measuring.processes import child
 from bench.measuring.terminal import say
 from engine.console.options import Rest
+from sandbox.require import at_least, require_fields
 
 QUICKSTART = ROOT / "recipes" / "quickstart.py"
 GOAL = 0.9  # held-out accuracy whose time is told
@@ -35,7 +35,7 @@ class Options:
     fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "steps")
+        require_fields(self, at_least(1), "rounds", "steps")
 
 
 METRICS = {

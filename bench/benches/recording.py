@@ -24,7 +24,6 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import uvloop
 
-from algo.require import require
 from algo.reward.math_reward import MathReward
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import Kind, Metric, milliseconds, ratio, seconds, share
@@ -39,6 +38,7 @@ from engine.stages.train import TrainStage
 from engine.types import Batch, Group, LearnerNumbers
 from recipes.quickstart import Config
 from recipes.tiny.task import prompts, python_tool
+from sandbox.require import at_least, require_fields
 
 SKIP = 2  # first steps, in which caches and the allocator warm up
 ALIKE = ("checkpoint_every=1000", "learner.lr=1e-9")
@@ -50,7 +50,7 @@ class Options:
     fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds")
+        require_fields(self, at_least(1), "rounds")
 
 
 METRICS = {

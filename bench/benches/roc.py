@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from algo.require import require
 from bench.benches.quickstart import run_once
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import count, share
 from bench.measuring.terminal import say
 from engine.console.options import Rest
+from sandbox.require import at_least, require_fields
 
 ALGORITHMS = ("roc", "grpo")
 
@@ -28,7 +28,7 @@ class Options:
     fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "steps")
+        require_fields(self, at_least(1), "rounds", "steps")
 
 
 METRICS = {

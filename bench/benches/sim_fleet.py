@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Annotated
 
-from algo.require import require
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import count, microseconds, ratio, share
 from bench.measuring.terminal import say
@@ -28,6 +27,7 @@ from bench.placement.workload import KINDS, Kind, Size, Traced
 from bench.simulator.fleet import Simulation
 from bench.simulator.machine import H200, Machine, lower_bound_s
 from engine.balancing.balancer import Balancer
+from sandbox.require import Rule, at_least, none_or, positive, require_fields
 
 TRACE = "trace"  # the kind of a trace that is a file
 
@@ -45,11 +45,11 @@ class Options:
     stream: Annotated[int, "steps whose groups come one after the other; 0: a single step"] = 0
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "replicas")
-        require(self, "positive", lambda value: value > 0, "kv")
-        require(self, "0 or at least 3", lambda value: value == 0 or value >= 3, "stream")
-        require(self, "at least 1 or none", lambda value: value is None or value >= 1, "groups")
-        require(self, "a file or none", lambda value: value is None or value.is_file(), "trace")
+        require_fields(self, at_least(1), "rounds", "replicas")
+        require_fields(self, positive, "kv")
+        require_fields(self, Rule("0 or at least 3", lambda value: value == 0 or value >= 3), "stream")
+        require_fields(self, none_or(at_least(1)), "groups")
+        require_fields(self, Rule("a file or none", lambda value: value is None or value.is_file()), "trace")
 
 
 METRICS = {

@@ -26,13 +26,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
 
-from algo.require import require
 from bench import ROOT
 from bench.measuring.bench import Bench, BenchFailed, Keep
 from bench.measuring.metric import Kind, Metric, count, ratio, seconds, share
 from bench.measuring.processes import ROLES, child, cpu_seconds
 from bench.measuring.terminal import say
 from engine.console.options import Rest
+from sandbox.require import Rule, at_least, require_fields
 
 SKIP = 2  # first steps, in which caches and the allocator warm up
 SAMPLE_S = 0.02
@@ -47,9 +47,9 @@ class Options:
     fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds")
-        require(self, f"at least {SKIP + 3}", lambda value: value >= SKIP + 3, "steps")
-        require(self, "bounds of at least 0", lambda value: value and min(value) >= 0, "staleness")
+        require_fields(self, at_least(1), "rounds")
+        require_fields(self, at_least(SKIP + 3), "steps")
+        require_fields(self, Rule("bounds of at least 0", lambda value: value and min(value) >= 0), "staleness")
 
 
 METRICS = {

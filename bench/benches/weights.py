@@ -35,7 +35,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algo.learner.config import LearnerConfig
-from algo.require import require
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import megabytes, milliseconds, ratio
 from bench.measuring.terminal import say
@@ -53,6 +52,7 @@ from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, PublishedWeights
+from sandbox.require import at_least, require_fields, within
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab": 4096, "hidden": 256, "inner": 768, "layers": 3, "heads": 8, "kv_heads": 2, "head": 32},
@@ -78,8 +78,8 @@ class Options:
     ranks: Annotated[int, "ranks of the learner"] = 1
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "ranks")
-        require(self, "1 to 7", lambda value: 1 <= value <= 7, "rounds")
+        require_fields(self, at_least(1), "ranks")
+        require_fields(self, within("[1, 7]"), "rounds")
         if self.device is not None and not set(self.transports) <= set(ON_GPU):
             raise ValueError(f"transports must be of {', '.join(ON_GPU)} on a device, got {','.join(self.transports)}")
 

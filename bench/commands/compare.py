@@ -23,6 +23,7 @@ from bench.measuring.differences import LEAST_ROUNDS, compared, show
 from bench.measuring.result import Result
 from bench.measuring.terminal import say
 from engine.console.options import Positional, Rest, parse
+from sandbox.require import at_least, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,7 @@ class Options:
     def __post_init__(self) -> None:
         if len(self.what) != (2 if self.other is None else 1):
             raise ValueError(f"what must be two results, or a bench with other=DIR, got {' '.join(self.what)!r}")
-        if self.rounds < LEAST_ROUNDS:
-            raise ValueError(f"rounds must be at least {LEAST_ROUNDS}, got {self.rounds}")
+        require("rounds", self.rounds, at_least(LEAST_ROUNDS))
 
 
 def main(argv: Sequence[str]) -> int:

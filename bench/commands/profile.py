@@ -29,6 +29,7 @@ from typing import Annotated, Any
 
 from bench.measuring.terminal import say, table
 from engine.console.options import Positional, Rest, parse
+from sandbox.require import at_least, require_fields
 
 FOLDER = Path("runs/bench")
 LINES = 5  # of each process
@@ -55,9 +56,7 @@ class Options:
     def __post_init__(self) -> None:
         if not self.recipe.is_file():
             raise ValueError(f"recipe must be a file, recipes/quickstart.py say, got {str(self.recipe)!r}")
-        for name in ("steps", "rate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, at_least(1), "steps", "rate")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from engine.recording.reader import RecordedRun
 from engine.recording.rollouts import load_tokenizer, with_tokens
 from engine.telemetry.host_meter import HostMeter
 from engine.types import Group
+from sandbox.require import at_least, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,7 @@ class Options:
     times: Annotated[int, "how often each group is fed"] = 20
 
     def __post_init__(self) -> None:
-        if self.times < 1:
-            raise ValueError(f"times must be at least 1, got {self.times}")
+        require("times", self.times, at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from bench.placement.workload import Traced
 from engine.balancing.balancer import Balancer, Place
 from engine.balancing.kv_aware import KvAware
 from engine.balancing.round_robin import RoundRobin
+from sandbox.require import at_least, positive, require
 
 
 class StaticSplit(Sticky):
@@ -84,8 +85,7 @@ class ThunderPolled(Sticky):
     rule = "resume"
 
     def __init__(self, interval_s: float = 1.0, buffer_tokens: int = 512) -> None:
-        if interval_s <= 0:
-            raise ValueError(f"interval_s must be positive, got {interval_s}")
+        require("interval_s", interval_s, positive)
         super().__init__()
         self.interval_s = interval_s
         self.buffer_tokens = buffer_tokens
@@ -155,8 +155,7 @@ class ThunderPolled(Sticky):
 
 
 def _at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    require(name, value, at_least(1))
     return value
 
 

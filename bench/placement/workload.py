@@ -30,6 +30,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from sandbox.require import at_least, one_of, require
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
@@ -41,10 +43,8 @@ class Turn:
     calls: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.prompt_new_tokens < 0:
-            raise ValueError(f"prompt_new_tokens must not be negative, got {self.prompt_new_tokens}")
-        if self.gen_tokens < 1:
-            raise ValueError(f"gen_tokens must be at least 1, got {self.gen_tokens}")
+        require("prompt_new_tokens", self.prompt_new_tokens, at_least(0))
+        require("gen_tokens", self.gen_tokens, at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +103,7 @@ SMALL = {
 
 def generate(kind: str, seed: int, size: Size | None = None) -> list[Traced]:
     """Returns a new trace of a kind. Raises ValueError for an unknown kind."""
-    if kind not in _DRAW:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    require("kind", kind, one_of(*_DRAW))
     size = size or FULL[kind]
     rng = np.random.default_rng([seed, list(_DRAW).index(kind)])
     rows = [
@@ -115,8 +114,7 @@ def generate(kind: str, seed: int, size: Size | None = None) -> list[Traced]:
 
 def small(kind: str, seed: int) -> list[Traced]:
     """Returns a new trace of a kind for tiny replicas."""
-    if kind not in SMALL:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    require("kind", kind, one_of(*SMALL))
     shape = SMALL[kind]
     return scaled(generate(kind, seed, shape.size), shape.tokens, shape.seconds)
 

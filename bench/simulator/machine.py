@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from bench.placement.workload import Traced
 from engine.balancing.step_cost import StepCost
+from sandbox.require import at_least, require, require_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,14 +24,11 @@ class Machine:
     max_num_batched_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, at_least(1), "blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens must hold max_num_seqs, got {self.max_num_batched_tokens}")
         for name, seconds in asdict(self.cost).items():
-            if seconds < 0:
-                raise ValueError(f"cost.{name} must not be negative, got {seconds}")
+            require(f"cost.{name}", seconds, at_least(0))
         if self.shortest_step_s <= 0:
             raise ValueError("cost.fixed_s + cost.weights_s must be positive: a step takes time")
 

@@ -17,6 +17,7 @@ from engine.rollout.chat_template import ChatConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.stages.group import GroupConfig
 from sandbox import SandboxConfig
+from sandbox.require import at_least, none_or, positive, require
 
 BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
 
@@ -82,11 +83,10 @@ class TrainingConfig:
                 f"{name}={kind.__name__}(...)",
             )
         for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            require(name, getattr(self, name), at_least(least))
         for name in ("step_deadline_s", "start_deadline_s", "canary_tolerance"):
-            if (value := getattr(self, name)) not in (None, "auto") and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            if (value := getattr(self, name)) != "auto":
+                require(name, value, none_or(positive))
         if self.max_staleness > self.steps:
             raise ValueError(f"max_staleness must be at most steps={self.steps}, got {self.max_staleness}")
         if not (self.checkpoint / "config.json").is_file():
@@ -170,8 +170,7 @@ class ServingConfig:
                 f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub. "
                 "Fix: give a Hugging Face folder"
             )
-        if self.replicas < 1:
-            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
+        require("replicas", self.replicas, at_least(1))
         needed = self.replicas * self.tensor_parallel
         if self.devices and len(self.devices) != needed:
             example = ",".join(map(str, range(needed)))

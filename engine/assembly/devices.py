@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.learner.process import LearnerProcessConfig
 from engine.replica.config import ReplicaConfig
+from sandbox.require import at_least, require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +45,7 @@ class DevicePlan:
 
     def __post_init__(self) -> None:
         for name, least in (("learner_ranks", 1), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            require(name, getattr(self, name), at_least(least))
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices must differ, got {self.devices}")
         self._check_count()

@@ -89,6 +89,7 @@ from engine.telemetry.watchdog import shows_on_signal, watch
 from engine.types import Batch, Group, Prompt, PublishedWeights
 from sandbox import Sandbox
 from sandbox.http.listener import Address
+from sandbox.require import at_least, require
 
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
@@ -256,8 +257,7 @@ class Training:
         """An evaluation on held-out prompts, for `train`. replicas: of its own, beside training; 0: the training
         replicas run it between steps. Raises BudgetTooSmall when no prompt leaves room for an answer.
         """
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
+        require("every", every, at_least(1))
         wiring.check_held_out(prompts, self.note)
         wiring.check_reward(reward)
         wiring.check_rollouts(rollouts)

@@ -25,6 +25,7 @@ from engine.balancing.kv_ledger import H, KvLedger, TrackedReplica, TrackedTraje
 from engine.balancing.length_forecast import Ints, LengthForecast, Reals
 from engine.balancing.step_cost import LearntStepCost
 from engine.replica.port import KvSample
+from sandbox.require import at_least, none_or, require, within
 
 MARGIN = 0.075  # share of the blocks that full caution keeps free
 ROOMY = 0.85  # share of the blocks up to which no forecast is needed
@@ -72,12 +73,9 @@ class KvAware:
         history: int = 4096,
         moves: int = 3,
     ) -> None:
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        if caution is not None and not 0 <= caution <= 1:
-            raise ValueError(f"caution must be in [0, 1], got {caution}")
-        if moves < 0:
-            raise ValueError(f"moves must be at least 0, got {moves}")
+        require("max_tokens", max_tokens, at_least(1))
+        require("caution", caution, none_or(within("[0, 1]")))
+        require("moves", moves, at_least(0))
         self.max_tokens = max_tokens
         self.caution = caution
         self.hold_s = hold_s

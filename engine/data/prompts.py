@@ -27,6 +27,7 @@ import numpy as np
 
 from engine.data.tables import Order, Table, WrittenFloat, open_table, shown
 from engine.types import Prompt, PromptLimits
+from sandbox.require import at_least, none_or, require
 
 Field = str | Callable[[Mapping[str, Any]], Any]
 """Where a value comes from: a column, or a function of the row. "reward_model.ground_truth" is a field in a column."""
@@ -73,8 +74,7 @@ def read_prompts(
     Raises ValueError as above.
     """
     for option, value, least in (("start", start, 0), ("limit", limit, 1), ("epochs", epochs, 1)):
-        if value is not None and value < least:
-            raise ValueError(f"{option} must be at least {least}, got {value}")
+        require(option, value, none_or(at_least(least)))
     path = Path(path)
     table = open_table(path)
     rows = range(len(table))[start:][:limit]

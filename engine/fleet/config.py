@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.fleet.canary import tolerance
+from sandbox.require import at_least, none_or, one_of, positive, require, require_fields, within
 
 PAUSED_SHARE = 0.25  # of the replicas, where others may sample under older weights meanwhile
 
@@ -43,16 +44,12 @@ class FleetConfig:
     """
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
-        if self.restarts < 0:
-            raise ValueError(f"restarts must not be negative, got {self.restarts}")
-        for name in ("block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 < self.paused_share <= 1:
-            raise ValueError(f"paused_share must be above 0 and at most 1, got {self.paused_share}")
+        require("replicas", self.replicas, at_least(1))
+        require("restarts", self.restarts, at_least(0))
+        require_fields(
+            self, none_or(positive), "block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"
+        )
+        require("paused_share", self.paused_share, within("(0, 1]"))
         if self.paused_share < 1 and self.on_update == "restart":
             raise ValueError('on_update="restart" needs paused_share=1: a trajectory has one version')
-        if self.on_update not in ("continue", "restart", "finish"):
-            raise ValueError(f'on_update must be "continue", "restart" or "finish", got {self.on_update!r}')
+        require("on_update", self.on_update, one_of("continue", "restart", "finish"))

@@ -42,6 +42,7 @@ from engine.rollout.deadline import TrajectoryDeadline
 from engine.rollout.rollout import RolloutConfig, Tally
 from engine.run.journal import Journal, Log
 from engine.types import Boundary, Prompt, RolloutError, StopReason, Trajectory
+from sandbox.require import at_least, none_or, require
 
 TOLD_CHARS = 500  # in the message of an error
 STOP_S = 10.0  # how long a cancelled agent may take to end: it may have to close a browser or a container
@@ -105,8 +106,7 @@ class AgentRollouts:
         at_once: int | None = None,
         stop_s: float = STOP_S,
     ) -> None:
-        if at_once is not None and at_once < 1:
-            raise ValueError(f"at_once must be at least 1, or None for any number, got {at_once}")
+        require("at_once", at_once, none_or(at_least(1)))
         self.config = config
         self.seed = seed
         self._agent = agent

@@ -19,6 +19,7 @@ from engine.gateway.requests import BadRequest, ChatRequest
 from engine.gateway.session import Counts, Session, SessionRules
 from engine.rollout.chat_template import ChatTemplate, TemplateError
 from engine.telemetry.timeline import Timeline
+from sandbox.require import positive, require_fields
 
 KINDS = 100  # kinds of refusals that are counted apart
 SHOWN = 5  # kinds of refusals that a line names
@@ -38,9 +39,7 @@ class GatewayConfig:
     rules: SessionRules | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "idle_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        require_fields(self, positive, "max_sessions", "idle_s")
 
 
 class TooManySessions(RuntimeError):

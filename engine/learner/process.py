@@ -41,6 +41,7 @@ from engine.learner.messages import (
     unpack_reply,
 )
 from engine.types import Batch, Floats, LearnerNumbers
+from sandbox.require import at_least, require
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,8 +70,7 @@ class LearnerProcessConfig:
     step_deadline_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+        require("ranks", self.ranks, at_least(1))
         if len(self.devices) not in (0, self.ranks):
             raise ValueError(f"devices must be one for each of the {self.ranks} ranks, got {self.devices}")
 

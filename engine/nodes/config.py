@@ -14,6 +14,7 @@ from engine.learner.process import LAUNCHER
 from engine.nodes.messages import LearnerHosts
 from sandbox.config import stays_here
 from sandbox.keys import load_node
+from sandbox.require import positive, require
 
 _NAME = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
@@ -62,8 +63,7 @@ class NodeConfig:
     def __post_init__(self) -> None:
         check_address("lead", self.lead)
         check_name(self.name)
-        if not self.patience_s > 0:
-            raise ValueError(f"patience_s must be positive, got {self.patience_s}")
+        require("patience_s", self.patience_s, positive)
 
 
 def check_name(name: str) -> None:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
+from sandbox.require import at_least, require
+
 T = TypeVar("T")
 
 
@@ -29,8 +31,7 @@ class Channel(Generic[T]):
     """
 
     def __init__(self, capacity: int, name: str = "channel") -> None:
-        if capacity < 1:
-            raise ValueError(f"channel {name}: capacity must be at least 1, got {capacity}")
+        require(f"channel {name}: capacity", capacity, at_least(1))
         self.name = name
         self.capacity = capacity
         self.closed = False

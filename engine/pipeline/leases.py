@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 
 from engine.pipeline.whereabouts import Whereabouts
+from sandbox.require import at_least, require
 
 
 class Leases:
@@ -27,10 +28,8 @@ class Leases:
     """
 
     def __init__(self, groups_per_step: int, max_staleness: int, first_step: int = 0) -> None:
-        if groups_per_step < 1:
-            raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
-        if max_staleness < 0:
-            raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
+        require("groups_per_step", groups_per_step, at_least(1))
+        require("max_staleness", max_staleness, at_least(0))
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness
         self.first_step = first_step

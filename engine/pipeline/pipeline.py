@@ -27,6 +27,7 @@ from engine.pipeline.leases import Leases
 from engine.pipeline.own_tasks import OwnTasks, tasks_noted
 from engine.pipeline.whereabouts import FIX, GroupVanished, StageState, is_dead, missing
 from engine.user_parts import call
+from sandbox.require import at_least, require
 
 LOOK_S = 1.0
 LOOKS = 3  # that must find the same dead state: a callback of the loop may be about to act
@@ -127,8 +128,7 @@ class Stage:
     collects: bool = False
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"stage {self.name}: workers must be at least 1, got {self.workers}")
+        require(f"stage {self.name}: workers", self.workers, at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from engine.ports import StatefulTool, Tool
 from engine.rollout.rollout import RolloutConfig, SurplusCalls
 from engine.tools.python_feedback import FEEDBACKS, FeedbackName
 from engine.tools.python_tool import PythonSessions, PythonTool, clip, clip_outside
+from sandbox.require import one_of, require
 
 CUTS = {"inside": clip, "outside": clip_outside}
 
@@ -33,8 +34,7 @@ class ToolOptions:
     deadline_s: Annotated[float, "wall time of an answer"] = 600.0
 
     def __post_init__(self) -> None:
-        if self.cut not in CUTS:
-            raise ValueError(f"cut must be one of {', '.join(CUTS)}, got {self.cut!r}")
+        require("cut", self.cut, one_of(*CUTS))
         self._shown()
         self.tool(None)
         self.budget(max_tokens=1)

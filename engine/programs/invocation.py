@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from sandbox.require import at_least, require
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invocation:
@@ -41,8 +43,7 @@ class Machines:
     def __post_init__(self) -> None:
         if self.nodes is None and (self.nodes_only or self.nodes_keys is not None):
             raise ValueError("nodes must be an address where nodes_only or nodes_keys is given, got none")
-        if self.learner_hosts < 1:
-            raise ValueError(f"learner_hosts must be at least 1, got {self.learner_hosts}")
+        require("learner_hosts", self.learner_hosts, at_least(1))
         if self.learner_hosts > 1 and self.nodes is None:
             raise ValueError("nodes must be an address where learner_hosts is above 1: the other hosts come to it")
         if (self.learner_hosts > 1) != (self.learner_at is not None):

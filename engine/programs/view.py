@@ -27,6 +27,7 @@ from engine.view.run_files import NotARun, RunFiles
 from engine.view.server import serve
 from sandbox.http.listener import CannotListen
 from sandbox.printable import print_logs, printable
+from sandbox.require import require, within
 
 EXPECTED = (CannotListen, CannotWrite, NoPlots, NotARun, ValueError)
 
@@ -41,8 +42,7 @@ class Options:
     export: Annotated[Path | None, "write all of it into this file, RUN.html, and serve nothing"] = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port must be between 0 and 65535, got {self.port}")
+        require("port", self.port, within("[0, 65535]"))
 
 
 async def view(questions: Questions, port: int) -> None:

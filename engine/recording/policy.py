@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sandbox.require import at_least, require
+
 ROWS_SHARE = 8  # the rows may take one such part of the budget
 
 
@@ -27,8 +29,7 @@ class RecordConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("newest", 1), ("every", 1), ("token_groups", 0), ("max_mb", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            require(name, getattr(self, name), at_least(least))
 
     @property
     def on(self) -> bool:

@@ -11,6 +11,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from sandbox.require import at_least, none_or, one_of, require, within
+
 # Set before torch and vLLM are imported, inherited by the engine processes:
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # an engine is pinned to one core; two OpenMP threads on it would spin against each other
@@ -98,23 +100,18 @@ class ReplicaConfig:
             raise ValueError(f"devices must differ, got {self.devices}")
         if self.tensor_parallel < 1 or len(self.devices) % self.tensor_parallel:
             raise ValueError(f"tensor_parallel must divide the {len(self.devices)} devices, got {self.tensor_parallel}")
-        if self.kv_offload_bytes < 0:
-            raise ValueError(f"kv_offload_bytes must not be negative, got {self.kv_offload_bytes}")
-        if self.memory_share is not None and not 0 < self.memory_share <= 1:
-            raise ValueError(f"memory_share must be above 0 and at most 1, got {self.memory_share}")
+        require("kv_offload_bytes", self.kv_offload_bytes, at_least(0))
+        require("memory_share", self.memory_share, none_or(within("(0, 1]")))
         known = ("shm", "gloo", "adapter", "nccl") if self.devices else ("shm", "gloo", "adapter")
-        if self.weight_transfer not in known:
-            raise ValueError(f"weight_transfer must be one of {', '.join(known)} here, got {self.weight_transfer!r}")
+        require("weight_transfer", self.weight_transfer, one_of(*known))
         if (self.weight_transfer == "adapter") != (self.lora_rank > 0):
             raise ValueError(f'lora_rank must be positive with weight_transfer "adapter" alone, got {self.lora_rank}')
         if self.lora_rank and not self.lora_targets:
             raise ValueError("lora_targets must name the layers of the adapters where lora_rank is positive, got ()")
         if self.lora_rank > LORA_RANKS[-1]:
             raise ValueError(f"lora_rank must be at most {LORA_RANKS[-1]} for vLLM, got {self.lora_rank}")
-        if self.adapters < 1:
-            raise ValueError(f"adapters must be at least 1, got {self.adapters}")
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            raise ValueError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}")
+        require("adapters", self.adapters, at_least(1))
+        require("quantization", self.quantization, none_or(one_of(*QUANTIZATIONS)))
         if self.devices:
             return
         if self.quantization is not None:

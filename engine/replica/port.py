@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from engine.types import Floats
+from sandbox.require import at_least, require, within
 
 SEEDS = 1 << 63  # an engine's seeds are below this; it dies of a larger one
 BUNDLE = 16  # tokens that an engine gives at once, where none is wanted early
@@ -38,12 +38,9 @@ class Sampling:
     version: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        require("max_tokens", self.max_tokens, at_least(1))
+        require("temperature", self.temperature, within("[0, inf)"))
+        require("top_p", self.top_p, within("(0, 1]"))
         if self.seed is not None and not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed must be from 0 to {SEEDS - 1}, got {self.seed}")
 

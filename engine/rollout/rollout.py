@@ -43,6 +43,7 @@ from engine.telemetry.timeline import Timeline
 from engine.tools.function_tool import as_tools
 from engine.tools.python_tool import schema
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
+from sandbox.require import at_least, none_or, one_of, positive, require, within
 
 SurplusCalls = Literal["refuse", "drop"]
 
@@ -74,14 +75,10 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_response_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
-        if self.surplus_calls not in get_args(SurplusCalls):
-            raise ValueError(f"surplus_calls must be one of {get_args(SurplusCalls)}, got {self.surplus_calls!r}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature!r}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
+            require(name, value, none_or(positive))
+        require("surplus_calls", self.surplus_calls, one_of(*get_args(SurplusCalls)))
+        require("temperature", self.temperature, at_least(0))
+        require("top_p", self.top_p, within("(0, 1]"))
 
     def limited_for(self, prompt: Prompt) -> RolloutConfig:
         """Returns this configuration with the limits of the prompt.

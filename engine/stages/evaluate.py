@@ -35,6 +35,7 @@ from engine.telemetry.failures import failures, summed_up
 from engine.telemetry.timeline import Timeline
 from engine.types import Prompt, PublishedWeights, Trajectory
 from engine.user_parts import WrongPart, place_of
+from sandbox.require import at_least, require
 
 
 class NothingGraded(RuntimeError):
@@ -163,8 +164,7 @@ class Evaluator:
         folder: Path,
         waiting: int = 2,
     ) -> None:
-        if waiting < 1:
-            raise ValueError(f"waiting must be at least 1, got {waiting}")
+        require("waiting", waiting, at_least(1))
         self._evaluation, self._fleet, self._evaluated = evaluation, fleet, evaluated
         self._folder, self._bound = folder, waiting
         self._waiting: deque[tuple[int, PublishedWeights]] = deque()

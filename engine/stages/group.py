@@ -29,6 +29,7 @@ from engine.stages.grading import GRADE_DEADLINE_S, graded, graded_together
 from engine.telemetry.timeline import Timeline
 from engine.types import Group, Prompt, Trajectory
 from engine.user_parts import WrongPart, no_exit, place_of
+from sandbox.require import at_least, positive, require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +56,8 @@ class GroupConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 1), ("extra_samples", 0), ("refills", 0), ("graders", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not self.grade_deadline_s > 0:
-            raise ValueError(f"grade_deadline_s must be positive, got {self.grade_deadline_s}")
+            require(name, getattr(self, name), at_least(least))
+        require("grade_deadline_s", self.grade_deadline_s, positive)
         if self.stop_flat_after is not None and not 2 <= self.stop_flat_after <= self.samples:
             raise ValueError(
                 f"stop_flat_after must be from 2 to the {self.samples} samples of a group, got {self.stop_flat_after}"

@@ -29,6 +29,7 @@ from typing import Any, Self
 from engine.errors import BadInput, first_error
 from engine.ports import StatefulTool, Tool, ToolReply
 from engine.tools.python_tool import clip
+from sandbox.require import at_least, positive, require, require_fields
 
 LONGEST_WAIT_S = 30.0  # between two starts of a server
 PAGES = 100  # of a list of tools; a server that never ends its list is refused
@@ -56,11 +57,8 @@ class McpServer:
             raise ValueError(f"give command or url, and one of them, got {self.command!r} and {self.url!r}")
         if isinstance(self.command, str):
             raise ValueError(f"command must be a list of words, got {self.command!r}")
-        for name in ("call_s", "start_s", "backoff_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.output_chars < 20:
-            raise ValueError(f"output_chars must be at least 20, got {self.output_chars}")
+        require_fields(self, positive, "call_s", "start_s", "backoff_s")
+        require("output_chars", self.output_chars, at_least(20))
 
     def __str__(self) -> str:
         return self.url or shlex.join(self.command)

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.ports import Session, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner
 from engine.tools.python_feedback import Feedback, joined, traceback_feedback
+from sandbox.require import at_least, require
 from sandbox.wire import Limits, ToolResult, encode_code
 
 # "restored" means either of two things; the note is true of both: the call's own effects were undone with the state
@@ -111,8 +112,7 @@ class _Reader:
     cut: Cut
 
     def __post_init__(self) -> None:
-        if self.output_chars < 20:
-            raise ValueError(f"output_chars must be at least 20, got {self.output_chars}")
+        require("output_chars", self.output_chars, at_least(20))
 
     def reply(self, code: str, result: ToolResult) -> ToolReply:
         told = self.feedback(code, result)

@@ -46,6 +46,7 @@ from engine.types import Trajectory
 from recipes.rstar2.parts.analysis import report_curves
 from recipes.rstar2.parts.analysis.token_entropy import Scored, shares
 from sandbox.printable import printable
+from sandbox.require import at_least, require, require_fields, within
 
 # What a model gives to what it has sampled itself is its entropy, on average; far beyond it another one has sampled.
 FOREIGN_NLL = 0.5
@@ -66,11 +67,8 @@ class Config:
     threads: Annotated[int, "CPU threads"] = 2
 
     def __post_init__(self) -> None:
-        for name in ("rollouts", "batch_tokens", "after_reply", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.high_share < 1:
-            raise ValueError(f"high_share must be between 0 and 1, got {self.high_share}")
+        require_fields(self, at_least(1), "rollouts", "batch_tokens", "after_reply", "threads")
+        require("high_share", self.high_share, within("(0, 1)"))
         self.chosen_steps  # noqa: B018  before anything is loaded
         if self.model is None and not (self.run / "checkpoint" / "config.json").is_file():
             raise ValueError(f"{self.run} has no checkpoint/ yet: it has not ended. Fix: model=DIR, or let it end")

@@ -31,6 +31,7 @@ from recipes.conversation import OnReplica, Speaker, a_replica, converse, opened
 from recipes.rstar2.parts.sampling.endpoint import EndpointFailed, OnEndpoint, check_url, connect, model_of
 from recipes.rstar2.parts.sampling.protocol import PROTOCOLS, Protocol
 from sandbox import Sandbox, SandboxConfig
+from sandbox.require import at_least, none_or, require, require_fields
 
 BLOCK = 32  # tokens of a block of the KV cache
 
@@ -62,11 +63,8 @@ class Config:
             weights_folder(self.checkpoint)
         else:
             check_url(self.url)
-        if self.temperature is not None and self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
-        for name in ("max_tokens", "turns"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require("temperature", self.temperature, none_or(at_least(0)))
+        require_fields(self, none_or(at_least(1)), "max_tokens", "turns")
 
     @property
     def of_protocol(self) -> Protocol:

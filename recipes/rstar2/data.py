@@ -54,6 +54,7 @@ from recipes.rstar2.parts.preparation.sets import SETS, DataSet, SetName
 from recipes.rstar2.parts.preparation.shards import DROPPED, REPORT, TEST, TRAIN, Shards, assemble, read_report
 from recipes.rstar2.parts.preparation.sources import Source, Sources, find, open_source
 from sandbox.printable import printable
+from sandbox.require import at_least, none_or, require
 
 USABLE: Sequence[Rule] = (not_text, no_question, no_answer)
 
@@ -76,8 +77,7 @@ class Config:
     def __post_init__(self) -> None:
         for name, least in {"train_rows": 0, "limit": 1, "agree": 1}.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            require(name, value, none_or(at_least(least)))
         for path in (*self.against, *filter(None, [self.answers])):
             if not path.exists():
                 raise ValueError(f"{path} does not exist")

@@ -58,6 +58,7 @@ from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, Protoc
 from recipes.rstar2.parts.sampling.remote import RemoteRollouts, schemas
 from recipes.rstar2.parts.sampling.rows import Row, RowFile
 from sandbox import Sandbox
+from sandbox.require import at_least, none_or, require_fields
 
 # Options that change no figure: they say where and how fast it is computed.
 NOT_COMPARED = {
@@ -95,9 +96,7 @@ class Config:
         if not self.sets:
             raise ValueError("sets: none given. Fix: sets=aime24.parquet,math500.jsonl")
         check_exists("sets", *self.sets)
-        for name in ("samples", "turns", "problems", "in_flight"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_fields(self, none_or(at_least(1)), "samples", "turns", "problems", "in_flight")
         if self.server_tools and not self.url:
             raise ValueError("server_tools: true without a server. Fix: give url=, or leave it out")
         if self.url:

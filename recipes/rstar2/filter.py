@@ -46,6 +46,7 @@ from recipes.rstar2.parts.sampling.output import fingerprint, open_output, sha25
 from recipes.rstar2.parts.sampling.problems import problems_bar, sample_problems
 from recipes.rstar2.parts.sampling.protocol import DEADLINE_S, PROTOCOLS, ProtocolName
 from recipes.rstar2.parts.sampling.rows import RowFile
+from sandbox.require import at_least, none_or, require_fields
 
 SAMPLES = {"unsolved": 8, "agree": 16}  # the report's, of each problem
 # Options that change no row: they say where and how fast it is computed, and which rows are kept.
@@ -84,9 +85,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_exists("data", self.data)
-        for name in ("n", "k", "turns", "in_flight"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_fields(self, none_or(at_least(1)), "n", "k", "turns", "in_flight")
         if self.keep == "agree" and self.k > self.samples:
             raise ValueError(f"k must be at most n={self.samples}, got {self.k}")
         self.serving()  # the parts' own checks, before anything starts

@@ -36,6 +36,7 @@ from recipes.rstar2.parts.memory.memory import (
 )
 from recipes.rstar2.parts.memory.model import model_of
 from sandbox.printable import printable
+from sandbox.require import none_or, positive, require_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +50,9 @@ class Config:
     learner: LearnerConfig = LearnerConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
-        for name in ("devices", "memory_gb", "learner_ranks", "tensor_parallel", "max_tokens"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        require_fields(
+            self, none_or(positive), "devices", "memory_gb", "learner_ranks", "tensor_parallel", "max_tokens"
+        )
         self.plan()
 
     def device_plan(self) -> DevicePlan:

@@ -68,6 +68,7 @@ from recipes.rstar2.parts.stages.chain import (
 from recipes.rstar2.parts.stages.plateau import Plateau
 from recipes.rstar2.parts.stages.values import RELEASE, REPORT, VALUES, Stage, Values
 from sandbox.printable import printable
+from sandbox.require import at_least, none_or, require, require_fields
 
 StageName = Literal["1", "2", "3", "all"]
 STAGES: Sequence[StageName] = ("1", "2", "3")
@@ -121,11 +122,17 @@ class Config(RunOptions):
     learner: LearnerConfig = REPORT.learner
 
     def __post_init__(self) -> None:
-        for name in ("prompts_per_step", "filter_samples", "eval_every", "eval_problems", "eval_samples", "eval_turns"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.g < 2:
-            raise ValueError(f"group_size must be at least 2, got {self.g}")
+        require_fields(
+            self,
+            none_or(at_least(1)),
+            "prompts_per_step",
+            "filter_samples",
+            "eval_every",
+            "eval_problems",
+            "eval_samples",
+            "eval_turns",
+        )
+        require("group_size", self.g, at_least(2))
         if self.eval_replicas < 0 or (self.eval_replicas and self.devices):
             raise ValueError(f"eval_replicas must be at least 0, and 0 on GPUs, got {self.eval_replicas}")
         if max(self.numbers) > len(self.values.stages):

@@ -55,6 +55,7 @@ from engine.types import Batch
 from recipes.rstar2.parts.tuning.conversations import Conversation, Conversations, Lengths, Plan, Renderer
 from recipes.rstar2.parts.tuning.format_check import Question, Reply, check_format, names, shares
 from recipes.rstar2.parts.tuning.sft_report import LossCurve, Meter, changes, model_card, plot
+from sandbox.require import at_least, require, require_fields, within
 
 # Of the report: 165 K conversations with calls (117 K of ToolACE, APIGen-MT and Glaive v2, 48 K of Magicoder), 30 K
 # that follow instructions (Tulu 3) and 27 K of chat (Llama-Nemotron).
@@ -113,16 +114,11 @@ class Config:
                     raise ValueError(f"{name}: {str(path)!r} does not exist")
         if not (self.model / "config.json").is_file():
             raise ValueError(f"model: no config.json in {str(self.model)!r}. Fix: give a Hugging Face folder")
-        for name in ("max_tokens", "batch_size", "eval_every", "checkpoint_every", "format_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, at_least(1), "max_tokens", "batch_size", "eval_every", "checkpoint_every", "format_tokens")
         if self.epochs <= 0 or (self.steps is not None and self.steps < 1):
             raise ValueError(f"epochs and steps must be positive, got {self.epochs} and {self.steps}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be in [0, 1), got {self.warmup}")
-        for name in ("held_out_rows", "format_prompts", "format_temperature", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        require("warmup", self.warmup, within("[0, 1)"))
+        require_fields(self, at_least(0), "held_out_rows", "format_prompts", "format_temperature", "seed")
         if self.learner.steps is not None:
             raise ValueError(f"learner.steps is that of the run. Fix: steps={self.learner.steps} in its place")
         self.plan  # noqa: B018  its own checks, before anything starts

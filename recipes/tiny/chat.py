@@ -24,6 +24,7 @@ from engine.telemetry.watchdog import exit_process
 from recipes.conversation import OnReplica, a_replica, converse, run, typed_lines, weights_folder
 from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, TOOL_NAME, prompts, python_tool
 from sandbox import Sandbox, SandboxConfig
+from sandbox.require import at_least, require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +34,7 @@ class Config:
     seed: Annotated[int, "seed of the problems that an empty line gives"] = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, not {self.temperature}")
+        require("temperature", self.temperature, at_least(0))
         weights_folder(self.checkpoint)
 
 

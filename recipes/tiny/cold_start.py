@@ -58,6 +58,7 @@ from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, 
 from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
 from sandbox import TIERS, SandboxConfig, SandboxUnavailable
 from sandbox.printable import printable
+from sandbox.require import at_least, require
 
 EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # what the tokenizer learns its merges from
 
@@ -76,8 +77,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, least in {"craft_steps": 1, "manners_steps": 1, "eval_problems": 1, "threads": 1, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            require(name, getattr(self, name), at_least(least))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

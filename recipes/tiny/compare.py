@@ -34,6 +34,7 @@ from algo.eval_stats import Interval, mean_of_runs
 from engine.console.options import parse
 from engine.run.identity import Identity, describe
 from recipes.tiny.task import METHODS
+from sandbox.require import at_least, require
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "quickstart.py"
 METRICS = {
@@ -59,8 +60,7 @@ class Config:
     folder: Annotated[Path, "where runs and results are written"] = Path("runs/tiny_compare")
 
     def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise ValueError(f"seeds must be at least 2 (one has no interval), got {self.seeds}")
+        require("seeds", self.seeds, at_least(2))
         if len(set(self.algorithms)) != len(self.algorithms) or len(self.algorithms) < 2:
             raise ValueError(f"algorithms must be two or more different ones, got {','.join(self.algorithms)!r}")
 

@@ -36,6 +36,7 @@ from sandbox.host.slots import TierJail
 from sandbox.host.verdict import OomWatch
 from sandbox.inside import guest, linux
 from sandbox.mailbox import Mailbox
+from sandbox.require import positive, require_fields
 from sandbox.tiers import TIERS, Tier, read_tier
 
 ALIVE_S = 1.0
@@ -221,9 +222,7 @@ class HostConfig:
             raise ValueError(f"keys must be set to connect to {self.connect}, beyond this machine")
         if not 1 <= self.slots <= wire.MAX_SLOTS:
             raise ValueError(f"slots must be between 1 and {wire.MAX_SLOTS}, got {self.slots}")
-        for name in ("session_memory_bytes", "recycle_calls", "silence_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        require_fields(self, positive, "session_memory_bytes", "recycle_calls", "silence_s")
         self.read_tiers()
 
     def read_tiers(self) -> tuple[Tier, ...]:

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from sandbox.config import stays_here
 from sandbox.http.connections import Connections, log
+from sandbox.require import require, within
 
 BACKLOG = 4096  # clients that connect at the same instant
 FINISH_S = 1.0  # for answers under way when the server is told to end
@@ -38,8 +39,7 @@ class Address:
             raise ValueError(
                 f"host {self.host} can be reached from other machines. Fix: give a token, or listen on 127.0.0.1"
             )
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port must be between 0 and 65535, got {self.port}")
+        require("port", self.port, within("[0, 65535]"))
 
 
 class CannotListen(Exception):

@@ -25,7 +25,6 @@ from typing import Annotated, NamedTuple
 
 import uvloop
 
-from algo.require import require
 from bench import ROOT
 from bench.benches.fleet.engines import VOCABULARY, Engines, write_model
 from bench.benches.fleet.plot import plot
@@ -42,6 +41,7 @@ from engine.fleet.fleet import Fleet
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
+from sandbox.require import at_least, none_or, require_fields
 
 
 class Engine(NamedTuple):
@@ -73,8 +73,8 @@ class Options:
     record: Annotated[Path | None, "file that gets each engine step"] = None
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds")
-        require(self, "at least 1 or none", lambda value: value is None or value >= 1, "groups")
+        require_fields(self, at_least(1), "rounds")
+        require_fields(self, none_or(at_least(1)), "groups")
         if OURS not in self.policies:
             raise ValueError(f"policies must hold {OURS}, with which the others are compared, got {self.policies}")
         if self.checkpoint is not None and not (self.checkpoint / "config.json").is_file():

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from algo.require import require
 from bench import ROOT
 from bench.benches.gateway.servers import Measured, Way, built_in, gateway, vllm
 from bench.measuring.bench import Bench, BenchFailed, Keep
 from bench.measuring.metric import Kind, count, microseconds, milliseconds, ratio, share
 from bench.measuring.terminal import say
 from recipes.tiny.task import SHIPPED
+from sandbox.require import at_least, require_fields
 
 WayName = Literal["built_in", "gateway", "vllm"]
 Workload = Literal["agent", "long"]
@@ -50,7 +50,7 @@ class Options:
     vllm: Annotated[Path, "vLLM's program"] = VLLM
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "sessions", "conversations")
+        require_fields(self, at_least(1), "rounds", "sessions", "conversations")
         if "vllm" in self.only and not self.vllm.is_file():
             raise ValueError(f"vllm must be a program, got {str(self.vllm)!r}. Fix: make serve-env")
 

@@ -25,6 +25,7 @@ from bench import ROOT
 from bench.benches.gpu.parts import METRICS, Part, figures, parts
 from bench.measuring.bench import Bench, BenchFailed, Keep
 from bench.measuring.terminal import say
+from sandbox.require import positive, require
 
 REHEARSAL_S = 180.0  # limit of a part on the CPU
 
@@ -38,8 +39,7 @@ class Options:
     into: Annotated[Path | None, "folder of the results; none: runs/gpu, or runs/gpu-rehearsal"] = None
 
     def __post_init__(self) -> None:
-        if not self.minutes > 0:
-            raise ValueError(f"minutes must be positive, got {self.minutes}")
+        require("minutes", self.minutes, positive)
         if not self.wanted:
             known = ", ".join(part.name for part in parts())
             raise ValueError(f"parts must be beginnings of {known}, got {','.join(self.parts)!r}")

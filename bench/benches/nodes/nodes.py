@@ -28,7 +28,6 @@ import numpy as np
 import uvloop
 import zmq
 
-from algo.require import require
 from bench.benches.nodes import sync
 from bench.benches.nodes.network import NoNetwork
 from bench.benches.nodes.parts import SHAPES, Shape, a_lead, a_prompt
@@ -39,6 +38,7 @@ from engine.types import PublishedWeights
 from sandbox import keys
 from sandbox.keys import guard, load_node
 from sandbox.mailbox import Mailbox
+from sandbox.require import at_least, require_fields
 
 NODES = 4  # that the lead serves
 PER_NODE = 16  # groups
@@ -52,7 +52,7 @@ class Options:
     megabytes: Annotated[int, "size of the weights"] = 250
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "groups", "megabytes")
+        require_fields(self, at_least(1), "rounds", "groups", "megabytes")
 
 
 METRICS = {

@@ -32,7 +32,6 @@ from typing import Annotated, Literal
 import numpy as np
 import uvloop
 
-from algo.require import require
 from bench import ROOT
 from bench.benches.rollout.load import Measured, Recorder, Repeater, Schedule, bare, rolled
 from bench.benches.rollout.scale import QUEUED, RUNNING, scale
@@ -55,6 +54,7 @@ from engine.telemetry.timeline import Timeline
 from engine.tools.python_tool import PythonTool
 from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, prompts
 from sandbox import TIERS, Limits, Sandbox, SandboxConfig
+from sandbox.require import Rule, at_least, require_fields
 
 TRAINED = Path("runs/bench/rollout")
 SAMPLES = 16  # per prompt, as in the quick start
@@ -78,9 +78,11 @@ class Options:
     profile: Annotated[Path | None, "file that gets a cProfile of one scripted run"] = None
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "concurrent")
-        require(self, f"a multiple of {SAMPLES}", lambda value: value % SAMPLES == 0, "trajectories", "queued")
-        require(self, f"at least {SAMPLES}", lambda value: value >= SAMPLES, "trajectories")
+        require_fields(self, at_least(1), "rounds", "concurrent")
+        require_fields(
+            self, Rule(f"a multiple of {SAMPLES}", lambda value: value % SAMPLES == 0), "trajectories", "queued"
+        )
+        require_fields(self, at_least(SAMPLES), "trajectories")
         if self.checkpoint is not None and not (self.checkpoint / "config.json").is_file():
             raise ValueError(f"checkpoint must be a folder with config.json, got {str(self.checkpoint)!r}")
 

@@ -23,7 +23,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from algo.require import require
 from bench.benches.sandbox import attacks as sandbox_attacks
 from bench.benches.sandbox import calls as sandbox_calls
 from bench.benches.sandbox import load
@@ -44,6 +43,7 @@ from bench.measuring.metric import Kind, Metric, count, megabytes, microseconds,
 from bench.measuring.result import Figures
 from bench.measuring.terminal import say
 from sandbox import TIERS, SandboxConfig
+from sandbox.require import at_least, require_fields
 
 Part = Literal["calls", "latency", "sessions", "burst", "memory", "attacks"]
 OURS = "rocstar"
@@ -64,10 +64,8 @@ class Options:
     peer_pids: Annotated[tuple[str, ...], "further roots of a peer's processes, judge:PID"] = ()
 
     def __post_init__(self) -> None:
-        require(
-            self, "at least 1", lambda value: value >= 1, "rounds", "calls", "burst", "concurrency", "idle_sessions"
-        )
-        require(self, "at least 0.01", lambda value: value >= 0.01, "seconds", "attack_s")
+        require_fields(self, at_least(1), "rounds", "calls", "burst", "concurrency", "idle_sessions")
+        require_fields(self, at_least(0.01), "seconds", "attack_s")
         self.peers()
 
     def peers(self) -> list[PeerAddress]:

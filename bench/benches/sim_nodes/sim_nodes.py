@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from typing import Annotated, Literal
 
-from algo.require import require
 from bench.benches.sim_nodes.cluster import Cluster, Outcome, Setting
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import Kind, Metric, count, rate, seconds, share
@@ -23,6 +22,7 @@ from bench.placement import workload
 from bench.placement.workload import Size, Traced
 from bench.simulator.machine import H200
 from engine.balancing.kv_aware import KvAware
+from sandbox.require import Rule, at_least, require_fields
 
 REPLICAS = 8
 GROUPS = 32  # of a step and node
@@ -38,9 +38,9 @@ class Options:
     steps: Annotated[int, "steps of a run"] = 4
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds", "steps")
-        require(self, "numbers of at least 1", lambda value: value and min(value) >= 1, "nodes")
-        require(self, "bounds of at least 0", lambda value: value and min(value) >= 0, "staleness")
+        require_fields(self, at_least(1), "rounds", "steps")
+        require_fields(self, Rule("numbers of at least 1", lambda value: value and min(value) >= 1), "nodes")
+        require_fields(self, Rule("bounds of at least 0", lambda value: value and min(value) >= 0), "staleness")
 
 
 METRICS = {

@@ -30,7 +30,6 @@ from typing import Annotated, Literal, get_args
 
 import uvloop
 
-from algo.require import require
 from bench.benches.fleet.engines import write_model
 from bench.benches.streaming.lockstep import Lockstep
 from bench.benches.streaming.script import MOST_S, STYLES, Script, ScriptedTool, SpeakingEngines, Style
@@ -49,6 +48,7 @@ from engine.tools.python_tool import PythonTool
 from engine.types import StopReason, Trajectory, Turn
 from recipes.tiny.task import SHIPPED
 from sandbox import Limits, Sandbox, SandboxConfig
+from sandbox.require import at_least, require_fields
 
 StyleName = Literal["terse", "talkative", "terse-3-calls", "talkative-3-calls"]
 # By name: the trajectories that send their calls at a turn's end, those whose key is one of these modulo 2.
@@ -64,8 +64,8 @@ class Options:
     tool: Annotated[Literal["sleep", "sandbox"], "where a call's seconds pass"] = "sleep"
 
     def __post_init__(self) -> None:
-        require(self, "at least 1", lambda value: value >= 1, "rounds")
-        require(self, "at least 2", lambda value: value >= 2, "trajectories", "turns")
+        require_fields(self, at_least(1), "rounds")
+        require_fields(self, at_least(2), "trajectories", "turns")
 
 
 METRICS = {

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated
 
+from sandbox.require import at_least, require, require_fields, within
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plateau:
@@ -23,11 +25,8 @@ class Plateau:
     change: Annotated[float, "largest difference of the two means"] = 0.01
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window must be at least 1, got {self.window}")
-        for name in ("level", "change"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        require("window", self.window, at_least(1))
+        require_fields(self, within("[0, 1]"), "level", "change")
 
     def reached(self, shares: Sequence[float]) -> bool:
         """Returns whether the plateau is reached. shares: one of each step so far, in order."""

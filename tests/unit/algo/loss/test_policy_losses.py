@@ -279,7 +279,7 @@ def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, words):
     [
         (lambda: PpoClip(clip_high=0.0), r"PpoClip.clip_high must be positive, got 0.0"),
         (lambda: PpoClip(clip_high=None), r"PpoClip.clip_high must be positive, got None"),
-        (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip must be None or above 1, got 1.0"),
+        (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip must be .*, got 1.0"),
         (lambda: Dppo(truncation=0.5), r"Dppo.truncation must be None or at least 1, got 0.5"),
         (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate must be 'token', 'sequence' or positive.*'prompt'"),
         (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate must be .* or positive, got 0"),
