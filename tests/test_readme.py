@@ -266,7 +266,14 @@ def test_every_page_with_examples_is_run() -> None:
     """By the tests above; README.md has a recipe's stages, which are the quick start's. A new block needs a test."""
     found = {name: len(blocks) for name, blocks in BLOCKS_OF.items() if blocks}
     pages = {"README.md": 1, "algo/README.md": 1, "sandbox/README.md": 3}
-    assert found == pages | {"recipes/README.md": 17, "recipes/evaluating.md": 2, "recipes/notebook.md": 3}
+    assert found == pages | {
+        "recipes/README.md": 1,
+        "recipes/agents.md": 3,
+        "recipes/parts.md": 12,
+        "recipes/runs.md": 1,
+        "recipes/evaluating.md": 2,
+        "recipes/notebook.md": 3,
+    }
 
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:
@@ -361,7 +368,7 @@ def test_options_of_the_quick_start_that_pages_name_exist() -> None:
 
 
 def test_every_metric_of_a_step_and_of_an_evaluation_is_in_the_glossary() -> None:
-    rows = re.findall(r"^\| (`.*?) \|", TEXT["recipes/README.md"], re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \|", TEXT["recipes/runs.md"], re.MULTILINE)
     patterns = [word.replace("*", r"[\w ]+") for row in rows for word in re.findall(r"`([^`]+)`", row)]
     members = (solved("42", 1.0), solved("41", 0.0))
     members = tuple(replace(member, prompt=replace(member.prompt, source="gsm8k")) for member in members)

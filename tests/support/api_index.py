@@ -18,7 +18,12 @@ PACKAGES = ("engine", "algo", "sandbox")
 WHOLE = ("engine.recipe", "engine.types", "engine.ports", "engine.contracts", "algo.contracts")
 YIELDED = (("engine.assembly.training", "Training"), ("engine.assembly.serving", "Serving"), ("sandbox", "Session"))
 WITH_METHODS = ("Training", "Serving", "Sandbox", "Session", "RecordedRun")
-EXAMPLES = ("README.md", "recipes/README.md", "algo/README.md", "sandbox/README.md")
+EXAMPLES = (
+    "README.md",
+    "algo/README.md",
+    "sandbox/README.md",
+    *(f"recipes/{page.name}" for page in sorted((ROOT / "recipes").glob("*.md"))),
+)
 HEAD = """# Index
 
 What you may import, with the first sentence of its docstring: the Protocols and types that your parts meet, and each

@@ -20,7 +20,7 @@ from tests.support.fakes import a_prompt
 from tests.support.job import job_of
 
 ROOT = Path(__file__).resolve().parents[4]
-[BLOCK] = re.findall(r"```python\n(# curriculum:.*?)```", (ROOT / "recipes/README.md").read_text(), re.DOTALL)
+[BLOCK] = re.findall(r"```python\n(# curriculum:.*?)```", (ROOT / "recipes/parts.md").read_text(), re.DOTALL)
 GROUPS, STEPS, EVERY = 8, 9, 4  # a step, in all, between checkpoints
 
 
@@ -61,7 +61,7 @@ def config(staleness):
 def live(folder, *, staleness, refills, killed_after=None):
     """What each attempt of a lease drew, and by which weights; raises Killed after so many draws."""
     names: dict = {}
-    exec(compile(BLOCK, "recipes/README.md", "exec"), names)
+    exec(compile(BLOCK, "recipes/parts.md", "exec"), names)
     drawn = {}
     with RunFolder.open(folder, "run", Identity({"seed": 0}), steps=STEPS) as run:
         if not run.resumed:
