@@ -71,6 +71,9 @@ class RunOptions:
     start_deadline_s: Annotated[float | None, "seconds in which replicas and learner must be up; none: 300 and 600"] = (
         None
     )
+    update_deadline_s: Annotated[float | None, "seconds in which a replica must have loaded new weights; none: 60"] = (
+        None
+    )
     canary_tolerance: Annotated[
         float | Literal["auto"] | None,
         "largest mean difference of the replicas' and the learner's log-probabilities; none: not judged",
@@ -96,6 +99,7 @@ class RunOptions:
             "checkpoint_every": self.checkpoint_every,
             "step_deadline_s": self.step_deadline_s,
             "start_deadline_s": self.start_deadline_s,
+            "update_deadline_s": self.update_deadline_s,
             "canary_tolerance": self.canary_tolerance,
             "seed": self.seed,
             "record": self.record,

@@ -61,6 +61,8 @@ class TrainingConfig:
     start_deadline_s: float | None = None
     """Seconds in which each replica and the learner must be up. None: their own (`ReplicaConfig`,
     `LearnerProcessConfig`); a large model on a slow disk needs more."""
+    update_deadline_s: float | None = None
+    """Seconds in which a replica must have loaded new weights, fallen asleep or woken up. None: as in ReplicaConfig."""
     canary_tolerance: float | Literal["auto"] | None = "auto"
     """How far a replica's log-probabilities of the canary may be from the learner's in the mean; a single token may be
     ten times as far. "auto": by dtype and number of layers (`engine.fleet.canary`). None: measured, not judged."""
@@ -84,7 +86,7 @@ class TrainingConfig:
             )
         for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
             require(name, getattr(self, name), at_least(least))
-        for name in ("step_deadline_s", "start_deadline_s", "canary_tolerance"):
+        for name in ("step_deadline_s", "start_deadline_s", "update_deadline_s", "canary_tolerance"):
             if (value := getattr(self, name)) != "auto":
                 require(name, value, none_or(positive))
         if self.max_staleness > self.steps:
@@ -130,6 +132,8 @@ class TrainingConfig:
             )
         if self.start_deadline_s is not None:
             config = dataclasses.replace(config, start_deadline_s=self.start_deadline_s)
+        if self.update_deadline_s is not None:
+            config = dataclasses.replace(config, update_deadline_s=self.update_deadline_s)
         return self.devices.replica(config)
 
     @property

@@ -38,7 +38,10 @@ from sandbox.printable import printable
 
 # Options that may change when a run goes on: how long it is, what is recorded of it, how long is waited, and how far
 # replicas and learner may disagree. A run that one of them has ended goes on with another value.
-FREE = ("steps", "record.", "step_deadline_s", "start_deadline_s", "canary_tolerance", "learner.mismatch_tolerance")
+FREE = (
+    *("steps", "record.", "step_deadline_s", "start_deadline_s", "update_deadline_s"),
+    *("canary_tolerance", "learner.mismatch_tolerance"),
+)
 TOLD = (BadInput, *EXPECTED, ListenFailed)  # what one line says
 
 

@@ -7,6 +7,7 @@ summary = await run(recipe, Config(steps=4))
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -40,5 +41,9 @@ async def run(
                 there, changed = folder.unfinished.path, describe(folder.unfinished.differences)
                 say(Console(), f"{there} did not end and differs in {changed}; a new run begins in {folder.path}")
             folder.json("config.json", {**flat(invocation), **flat(config), **written(recipe, config)})
-        summary: dict[str, Any] = await recipe.train(config, Run(folder=folder))
+        try:
+            summary: dict[str, Any] = await recipe.train(config, Run(folder=folder))
+        except asyncio.CancelledError:
+            say(Console(), f"interrupted; what was measured is in {folder.path}. The same call goes on with it")
+            raise
         return summary

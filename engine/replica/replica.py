@@ -296,7 +296,7 @@ class Replica:
             first = first_error(error) if isinstance(error, ExceptionGroup) else error
             cause = self.cause or str(first) or type(first).__name__
             if budget.expired():
-                deadline = f"{self.config.update_deadline_s:g} s (ReplicaConfig.update_deadline_s)"
+                deadline = f"{self.config.update_deadline_s:g} s (update_deadline_s)"
                 cause = f"it was not done within {deadline}. Fix: a machine with less to do, or a longer deadline"
             raise ReplicaDied(f"replica {self.index}: {what} failed: {cause}") from error
         finally:

@@ -58,10 +58,17 @@ def test_adapters_need_a_rank_and_are_as_many_as_versions_may_be_under_way(capsy
 
 
 def test_deadlines_and_tolerances_are_options_and_a_run_that_one_has_ended_goes_on_with_another() -> None:
-    words = ["step_deadline_s=7", "start_deadline_s=9", "canary_tolerance=0.5", "mismatch_tolerance=none"]
+    words = [
+        "step_deadline_s=7",
+        "start_deadline_s=9",
+        "update_deadline_s=11",
+        "canary_tolerance=0.5",
+        "mismatch_tolerance=none",
+    ]
     config = parse(Config, words)
     made = config.training()
     assert (made.step_deadline_s, made.start_deadline_s, made.replicas_config.start_deadline_s) == (7, 9, 9)
+    assert made.replicas_config.update_deadline_s == 11
     assert (made.canary_bound, made.learner.mismatch_bound) == (0.5, None)
     assert parse(Config, ["canary_tolerance=none"]).training().canary_bound is None
     assert identity_of(config) == identity_of(parse(Config, []))
