@@ -82,11 +82,12 @@ class Evaluation:
         self._grade_deadline_s = grade_deadline_s
         self._grading = asyncio.Semaphore(graders)
 
-    async def run(self, version: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Metrics, and the P x K trajectories in the order of the prompts. The replicas must serve `version` meanwhile.
+    async def run(self, version: int | None = None) -> tuple[dict[str, float], list[Trajectory]]:
+        """Returns metrics, and the P x K trajectories in the order of the prompts.
 
-        Problems with a sample that our infrastructure failed do not count. Raises NothingGraded when none is left,
-        RuntimeError for a token of another version.
+        version: the one that the replicas must serve meanwhile. None: without a learner they have the checkpoint's
+        weights. Problems with a sample that our infrastructure failed do not count. Raises NothingGraded when none is
+        left, RuntimeError for a token of another version.
         """
         started = self._timeline.now()
         async with asyncio.TaskGroup() as tasks:
@@ -99,7 +100,7 @@ class Evaluation:
         if isinstance(self._reward, GroupReward):
             trajectories = await self._graded_together(trajectories, self._reward)
         for member in trajectories:
-            if (strange := set(member.sampled_versions.tolist()) - {version}) != set():
+            if version is not None and (strange := set(member.sampled_versions.tolist()) - {version}):
                 raise RuntimeError(f"evaluation of version {version}: {member.prompt.id} has tokens of {strange}")
         metrics = measure.evaluation(trajectories) | self._accuracy(trajectories)
         return metrics | {"time/eval_s": self._timeline.now() - started}, trajectories
