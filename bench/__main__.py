@@ -42,17 +42,17 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__)
         return 0
-    name, *words = argv
+    name, *arguments = argv
     if name == "list":
         for bench, entry in CATALOGUE.items():
             print(f"{bench:12}{entry.question}")
         return 0
     try:
         if name in COMMANDS:
-            return COMMANDS[name](words)
+            return COMMANDS[name](arguments)
         if name in CATALOGUE:
             module = CATALOGUE[name].load()
-            return run(name, module.BENCH, words, doc=module.__doc__)
+            return run(name, module.BENCH, arguments, doc=module.__doc__)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -93,7 +93,7 @@ def recorded(path: Path, step: int) -> Recorded:
 
 
 def traced(groups: Sequence[RecordedGroup]) -> Iterator[Traced]:
-    """The trajectories with what they waited between their turns. Those that sampled nothing are left out."""
+    """Yields the trajectories with the waits between their turns, without those that sampled nothing."""
     number = 0
     for recorded in groups:
         for member in recorded.group.trajectories:

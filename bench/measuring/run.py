@@ -49,8 +49,8 @@ class Shell:
 
 def run(name: str, bench: Bench[Any], argv: Sequence[str], *, doc: str | None) -> int:
     """Runs a bench in this process and returns the exit code. doc: the first paragraph is shown by --help."""
-    words = with_quick(argv, bench.quick)
-    options, shell = parse_all([bench.options, Shell], words, program=f"rocstar bench {name}", description=doc)
+    arguments = with_quick(argv, bench.quick)
+    options, shell = parse_all([bench.options, Shell], arguments, program=f"rocstar bench {name}", description=doc)
     baseline = None if shell.baseline is None else differences.baseline(shell.baseline, shell.metric)
     surroundings, load_before = Surroundings(), os.getloadavg()[0]
     rounds: list[Figures] = []
@@ -106,7 +106,7 @@ def show(result: Result) -> None:
 
 
 def with_quick(argv: Sequence[str], quick: Mapping[str, str]) -> list[str]:
-    """Returns the words with those of the short form, where it is asked for and they are not given.
+    """Adds the values of the short form, where it is asked for, that are not given otherwise.
 
     >>> with_quick(["quick=true", "rounds=5"], {"rounds": "1", "steps": "8"})
     ['steps=8', 'quick=true', 'rounds=5']

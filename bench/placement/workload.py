@@ -61,7 +61,7 @@ class Traced:
 
     @property
     def total_tokens(self) -> int:
-        """Its length at the end: prompt, answers of tools and generated tokens."""
+        """Returns the length at the end: prompt, answers of tools and generated tokens."""
         return sum(turn.prompt_new_tokens + turn.gen_tokens for turn in self.turns)
 
 

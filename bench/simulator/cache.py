@@ -25,7 +25,7 @@ class KvCache:
     def in_use(self, group: int) -> bool:
         return group in self._users
 
-    def found(self, key: int, group: int, shared: int) -> int:
+    def cached_of(self, key: int, group: int, shared: int) -> int:
         """Returns the blocks of the trajectory that are there, those of its group's prompt included."""
         prompt = shared if group in self._users else self._cached.get(-1 - group, 0)
         return prompt + self._cached.get(key, 0)

@@ -39,7 +39,7 @@ class Request:
     tokens: int
     generate: int
     held: int = 0
-    left: int = 0  # prompt tokens still to be computed
+    to_prefill: int = 0  # prompt tokens still to be computed
     start: int = 0  # tokens in the cache = tokens + (engine's steps - start)
     last_step: int = 0  # the engine's count of steps when it ends
 
@@ -102,13 +102,13 @@ class Engine:
         if self._prefilling:
             budget = self.machine.max_num_batched_tokens - decoding
             for request in self._prefilling.values():
-                chunk = min(request.left, budget)
+                chunk = min(request.to_prefill, budget)
                 if chunk < 1:
                     break
                 self._chunks.append((request, chunk))
                 budget -= chunk
                 self._prefilled += chunk
-                attended += chunk * (request.tokens - request.left + chunk / 2)
+                attended += chunk * (request.tokens - request.to_prefill + chunk / 2)
         else:
             steps = self._quiet_steps()
         first_s = cost.step_s(decoding, prompt_tokens=self._prefilled, kv_tokens=self._kv_tokens, attended=attended)
@@ -141,8 +141,8 @@ class Engine:
         self.busy_s += seconds
         self._kv_tokens += steps * decoding
         for request, chunk in self._chunks:
-            request.left -= chunk
-            if not request.left:
+            request.to_prefill -= chunk
+            if not request.to_prefill:
                 del self._prefilling[request.key]
                 self._decode(request)
         finished = []
@@ -172,7 +172,7 @@ class Engine:
 
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold. It may be called between segments."""
-        decoding = [request for request in self._running.values() if not request.left]
+        decoding = [request for request in self._running.values() if not request.to_prefill]
         assert self._kv_tokens == sum(self._in_cache(request) for request in decoding)
         assert sum(self._phases) == len(decoding) == len(self._running) - len(self._prefilling)
         self.cache.check(
@@ -227,7 +227,7 @@ class Engine:
         machine = self.machine
         growth = self._growth(1)
         budget = machine.max_num_batched_tokens - len(self._running) + len(self._prefilling)
-        budget -= sum(request.left for request in self._prefilling.values())
+        budget -= sum(request.to_prefill for request in self._prefilling.values())
         while self._waiting and len(self._running) < machine.max_num_seqs and budget > 0:
             request = self._waiting[0]
             shared, blocks = self._shared(request), math.ceil(request.tokens / machine.block_size)
@@ -236,12 +236,12 @@ class Engine:
                 return
             self._waiting.popleft()
             most = (request.tokens - 1) // machine.block_size  # the last token is always computed
-            hit_tokens = min(most, self.cache.found(request.key, request.group, shared)) * machine.block_size
+            hit_tokens = min(most, self.cache.cached_of(request.key, request.group, shared)) * machine.block_size
             self.cache.hold(request.key, request.group, shared, blocks)
             self.recomputed_tokens += max(0, request.held - hit_tokens)
-            request.left = request.tokens - hit_tokens
+            request.to_prefill = request.tokens - hit_tokens
             self._running[request.key] = self._prefilling[request.key] = request
-            budget -= request.left
+            budget -= request.to_prefill
 
     def _decode(self, request: Request) -> None:
         """Lets a request decode whose prompt is in the cache and whose first token is sampled."""
@@ -254,21 +254,23 @@ class Engine:
 
     def _in_cache(self, request: Request) -> int:
         """Returns how many of its tokens were computed."""
-        return request.tokens - request.left if request.left else request.tokens + self.steps - request.start
+        return (
+            request.tokens - request.to_prefill if request.to_prefill else request.tokens + self.steps - request.start
+        )
 
     def _shared(self, request: Request) -> int:
         """Returns the full blocks of its group's prompt."""
         return request.prompt_tokens // self.machine.block_size
 
     def _blocks(self, request: Request) -> int:
-        tokens = request.tokens if request.left else self._in_cache(request)
+        tokens = request.tokens if request.to_prefill else self._in_cache(request)
         return math.ceil(tokens / self.machine.block_size)
 
     def _release(self, request: Request) -> None:
         size, computed = self.machine.block_size, self._in_cache(request)
         self.cache.release(request.key, request.group, self._shared(request), self._blocks(request), computed // size)
         del self._running[request.key]
-        if request.left:
+        if request.to_prefill:
             del self._prefilling[request.key]
         else:
             self._phases[(request.tokens - request.start) % size] -= 1
@@ -278,12 +280,12 @@ class Engine:
         """Stops a running request and returns it with what is still to be done."""
         computed = self._in_cache(request)
         self._release(request)
-        if not request.left:
+        if not request.to_prefill:
             sampled = computed - request.tokens + 1
             request.tokens += sampled
             request.generate -= sampled
         request.held = max(request.held, computed // self.machine.block_size * self.machine.block_size)
-        request.left, request.last_step = 0, -1
+        request.to_prefill, request.last_step = 0, -1
         return request
 
     def _stop(self, key: int) -> Request | None:

@@ -46,7 +46,7 @@ class _Trajectory:
     traced: Traced
     turn: int = 0
     tokens: int = 0  # so far
-    left: int = 0  # to be generated in this turn
+    to_generate: int = 0  # tokens, in this turn
     held: int = 0  # tokens in whole blocks when it last stopped running
     replica: int = -1
     goal: int = -1  # where it moves to
@@ -172,10 +172,10 @@ class Simulation:
     def _request_turn(self, key: int) -> None:
         """Asks the policy for a place for the next turn, or after a death for the rest of one."""
         state = self._states[key]
-        if not state.left:
+        if not state.to_generate:
             turn = state.traced.turns[state.turn]
             state.tokens += turn.prompt_new_tokens
-            state.left = turn.gen_tokens
+            state.to_generate = turn.gen_tokens
         state.state = "waiting"
         self._waiting += 1
         prompt_tokens = state.traced.turns[0].prompt_new_tokens
@@ -213,7 +213,7 @@ class Simulation:
         state.state, state.replica, state.goal = "running", replica, -1
         prompt_tokens = state.traced.turns[0].prompt_new_tokens
         engine = self.engines[replica]
-        engine.submit(Request(key, state.traced.group, prompt_tokens, state.tokens, state.left, state.held))
+        engine.submit(Request(key, state.traced.group, prompt_tokens, state.tokens, state.to_generate, state.held))
         self._cut(replica)
 
     def _cut(self, replica: int) -> None:
@@ -259,7 +259,7 @@ class Simulation:
 
     def _stopped(self, request: Request) -> None:
         state = self._states[request.key]
-        state.tokens, state.left, state.held = request.tokens, request.generate, request.held
+        state.tokens, state.to_generate, state.held = request.tokens, request.generate, request.held
 
     def _kill(self, number: int) -> None:
         death = self._deaths[number]
@@ -291,8 +291,8 @@ class Simulation:
     def _turn_ended(self, key: int) -> None:
         state = self._states[key]
         turn = state.traced.turns[state.turn]
-        state.tokens += state.left
-        state.left = 0
+        state.tokens += state.to_generate
+        state.to_generate = 0
         size = self._machine.block_size
         state.held = (state.tokens - 1) // size * size
         state.turn += 1

@@ -94,14 +94,14 @@ class Record:
 
     @property
     def recomputed(self) -> int:
-        """Tokens computed twice: lost prefixes (a moved trajectory's too), and tokens that the engine prefilled beyond
-        the requests that answered (for preempted ones, and for one that was moved before its first token).
+        """Counts tokens computed twice: lost prefixes (a moved trajectory's too), and tokens that the engine prefilled
+        beyond the requests that answered (for preempted ones, and for one that was moved before its first token).
         """
         return self.lost + max(0, self.prefilled - (self.prompt - self.cached))
 
     @property
     def prefix_hits(self) -> float:
-        """Share of the requests' tokens that were in the cache."""
+        """Returns the share of the requests' tokens that were in the cache."""
         return self.cached / max(1, self.prompt)
 
     def spread(self, blocks: int) -> float:

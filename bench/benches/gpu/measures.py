@@ -47,8 +47,8 @@ def doctor(_options: Options) -> dict[str, Any]:
 
 def quickstart(options: Options) -> dict[str, Any]:
     runs, name = options.into.parent / "runs", f"quickstart-{int(time.time())}"
-    words = [*options.fields, f"runs={runs}", f"name={name}"]
-    subprocess.run([sys.executable, "recipes/quickstart.py", *words], cwd=ROOT, check=True)
+    arguments = [*options.fields, f"runs={runs}", f"name={name}"]
+    subprocess.run([sys.executable, "recipes/quickstart.py", *arguments], cwd=ROOT, check=True)
     summary = json.loads((runs / name / "summary.json").read_text())
     steps = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
     names = ("learner/tokens_per_s", "tokens/per_s", "time/rollout_s", "time/learn_s", "time/sync_s", "time/step_s")

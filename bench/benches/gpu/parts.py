@@ -76,8 +76,8 @@ class Part:
     read: Callable[[Path], Figures]
 
     def command(self, file: Path, *, rehearse: bool) -> list[str]:
-        words = self.rehearsal if rehearse else self.full
-        return [sys.executable, *(word.replace("FILE", str(file)) for word in words)]
+        arguments = self.rehearsal if rehearse else self.full
+        return [sys.executable, *(word.replace("FILE", str(file)) for word in arguments)]
 
 
 def figures(part: Part, file: Path) -> Figures:
@@ -85,12 +85,12 @@ def figures(part: Part, file: Path) -> Figures:
     return part.read(file)
 
 
-def bench(*words: str) -> tuple[str, ...]:
-    return ("-m", "bench", *words, "json=FILE")
+def bench(*arguments: str) -> tuple[str, ...]:
+    return ("-m", "bench", *arguments, "json=FILE")
 
 
-def own(*words: str) -> tuple[str, ...]:
-    return ("-m", "bench.benches.gpu.measures", *words, "into=FILE")
+def own(*arguments: str) -> tuple[str, ...]:
+    return ("-m", "bench.benches.gpu.measures", *arguments, "into=FILE")
 
 
 def _own(read: Callable[[Measured], Figures]) -> Callable[[Path], Figures]:

@@ -47,8 +47,8 @@ def network(hosts: Sequence[str], *, rate_bits: float, round_trip_s: float) -> I
         for name in names:
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
-        words = [sys.executable, "-m", "bench.benches.nodes.network", str(rate_bits), str(round_trip_s), *names]
-        switch = subprocess.Popen(words, stdout=subprocess.PIPE)
+        arguments = [sys.executable, "-m", "bench.benches.nodes.network", str(rate_bits), str(round_trip_s), *names]
+        switch = subprocess.Popen(arguments, stdout=subprocess.PIPE)
         assert switch.stdout is not None
         if not switch.stdout.readline():
             raise RuntimeError("the switch of the emulated network did not start; see above")
@@ -65,8 +65,8 @@ def address(number: int) -> str:
     return f"10.78.0.{number + 1}"
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
 
 
 class _Link:

@@ -72,8 +72,8 @@ def free_address() -> str:
 
 
 def clients(role: str, folder: Path, address: str, shape: Shape, number: int) -> subprocess.Popen[bytes]:
-    words = [role, str(folder / "keys"), address, shape.name, str(number)]
-    return subprocess.Popen([sys.executable, "-m", "bench.benches.nodes.clients", *words])
+    arguments = [role, str(folder / "keys"), address, shape.name, str(number)]
+    return subprocess.Popen([sys.executable, "-m", "bench.benches.nodes.clients", *arguments])
 
 
 async def lead_cpu_s(shape: Shape, groups: int, folder: Path) -> float:

@@ -62,7 +62,7 @@ class Shape:
 
     @property
     def records(self) -> int:
-        """How many records a node sends of a group: the turns (the last one with the end), and the decision."""
+        """Counts the records that a node sends of a group: the turns (the last one with the end), and the decision."""
         return self.rollouts * self.turns + 1
 
 

@@ -51,9 +51,9 @@ def measured(folder: Path, link: Link, *, nodes: int, size_bytes: int) -> float:
             for number, host in enumerate(hosts):
                 (folder / host).mkdir()
                 role = ["node"] if number else ["lead"]
-                words = [*role, str(folder / "keys"), str(folder if not number else folder / host), lead_address]
+                arguments = [*role, str(folder / "keys"), str(folder if not number else folder / host), lead_address]
                 process = subprocess.Popen(
-                    [*on[host], *module, *words, str(size_bytes)],
+                    [*on[host], *module, *arguments, str(size_bytes)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

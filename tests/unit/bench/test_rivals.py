@@ -47,13 +47,13 @@ def test_an_engine_step_costs_what_its_replica_worked_and_not_what_it_waited(run
 
 
 def test_each_policy_is_compared_with_the_runs_own(run):
-    found = compare(recorded(run, 2))
-    rows = {row["policy"]: row for row in found["rows"]}
+    answer = compare(recorded(run, 2))
+    rows = {row["policy"]: row for row in answer["rows"]}
     assert rows.keys() == POLICIES.keys()
     assert rows[OURS]["ratio"] == 1.0
     assert all(row["ratio"] == row["makespan_s"] / rows[OURS]["makespan_s"] for row in rows.values())
-    assert found["fidelity"] == rows[OURS]["makespan_s"] / found["measured_s"]
-    assert found["measured_s"] == pytest.approx(0.71)
+    assert answer["fidelity"] == rows[OURS]["makespan_s"] / answer["measured_s"]
+    assert answer["measured_s"] == pytest.approx(0.71)
 
 
 def test_a_step_that_is_not_kept_is_refused_with_those_that_are(run):

@@ -50,10 +50,10 @@ async def test_the_repeater_answers_what_was_recorded():
 async def test_what_a_trajectory_holds_is_looked_at_while_it_runs():
     thresholds = gc.get_threshold()
     try:
-        found = await scale(TINY, queued=64, replica_count=1, step_s=0.002)
+        measured = await scale(TINY, queued=64, replica_count=1, step_s=0.002)
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
-    assert found["trajectories"] == 512 + 64
-    assert found["trajectory_peak_bytes"] > found["trajectory_bytes"]
-    assert found.keys() <= METRICS.keys()
+    assert measured["trajectories"] == 512 + 64
+    assert measured["trajectory_peak_bytes"] > measured["trajectory_bytes"]
+    assert measured.keys() <= METRICS.keys()

@@ -188,7 +188,7 @@ class Blocks:
         self.cached: list[tuple[int, int]] = []  # (key or -1 - group, number of the block)
         self.users: dict[int, int] = {}
 
-    def found(self, key: int, group: int, shared: int) -> int:
+    def cached_of(self, key: int, group: int, shared: int) -> int:
         prompt = shared if group in self.users else self._prefix(-1 - group)
         return prompt + (self._prefix(key) if prompt == shared else 0)
 
@@ -199,7 +199,7 @@ class Blocks:
         return count
 
     def hold(self, key: int, group: int, shared: int, blocks: int) -> None:
-        own = 0 if self.found(key, group, shared) < shared else self._prefix(key)
+        own = 0 if self.cached_of(key, group, shared) < shared else self._prefix(key)
         prompt = shared if group in self.users else self._prefix(-1 - group)
         for block in [(key, n) for n in range(own)] + [(-1 - group, n) for n in range(prompt)]:
             if block in self.cached:
@@ -242,9 +242,9 @@ def test_counted_blocks_are_evicted_as_real_ones(data: st.DataObject) -> None:
             counted.release(key, group, shared, blocks, full)
             real.release(key, group, shared, blocks, full)
         else:
-            found = counted.found(key, group, shared)
-            assert found == real.found(key, group, shared)
-            blocks = max(found, shared) + data.draw(st.integers(0, 6))
+            cached = counted.cached_of(key, group, shared)
+            assert cached == real.cached_of(key, group, shared)
+            blocks = max(cached, shared) + data.draw(st.integers(0, 6))
             in_use = shared if counted.in_use(group) else 0
             if blocks - in_use <= counted.free:
                 counted.hold(key, group, shared, blocks)
@@ -253,7 +253,7 @@ def test_counted_blocks_are_evicted_as_real_ones(data: st.DataObject) -> None:
         counted.check([(key, *row) for key, row in running.items()])
         assert counted.free == real.unused + len(real.cached)
         for other in set(range(8)) - running.keys():
-            assert counted.found(other, other % 3, (0, 2, 3)[other % 3]) == real.found(
+            assert counted.cached_of(other, other % 3, (0, 2, 3)[other % 3]) == real.cached_of(
                 other, other % 3, (0, 2, 3)[other % 3]
             )
 

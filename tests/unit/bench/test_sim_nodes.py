@@ -25,10 +25,10 @@ def a_cluster(setting=SETTING, **shape):
 
 
 def test_each_group_is_granted_once_and_its_tokens_are_counted_once():
-    found = a_cluster().run()
-    assert sum(found.grants) == 24
-    assert found.tokens_per_s * found.seconds == pytest.approx(24 * 4 * 2 * 400)
-    assert found.groups_per_s * found.seconds == pytest.approx(24)
+    outcome = a_cluster().run()
+    assert sum(outcome.grants) == 24
+    assert outcome.tokens_per_s * outcome.seconds == pytest.approx(24 * 4 * 2 * 400)
+    assert outcome.groups_per_s * outcome.seconds == pytest.approx(24)
 
 
 def test_the_same_cluster_does_the_same_again():
@@ -37,8 +37,8 @@ def test_the_same_cluster_does_the_same_again():
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 2])
 def test_no_token_is_older_than_the_bound_and_the_bound_is_used(max_staleness):
-    found = a_cluster(replace(SETTING, max_staleness=max_staleness)).run()
-    assert found.staleness_max == max_staleness
+    outcome = a_cluster(replace(SETTING, max_staleness=max_staleness)).run()
+    assert outcome.staleness_max == max_staleness
 
 
 def test_the_lead_pays_for_each_message_and_each_token():

@@ -53,14 +53,14 @@ def test_groups_are_fed_as_they_were_recorded(run):
 
 
 def test_what_a_stage_drops_is_counted(run, stages):
-    found = asyncio.run(measure(load(f"{stages}:every_other"), list(groups(run)), times=4))
-    assert found.stats.items_in == 4 * len(list(groups(run)))
-    assert found.stats.items_out == (found.stats.items_in + 1) // 2
+    measured = asyncio.run(measure(load(f"{stages}:every_other"), list(groups(run)), times=4))
+    assert measured.stats.items_in == 4 * len(list(groups(run)))
+    assert measured.stats.items_out == (measured.stats.items_in + 1) // 2
 
 
 def test_a_stage_that_holds_the_event_loop_up_is_named_with_its_line(run, stages):
-    found = asyncio.run(measure(load(f"{stages}:blocks"), list(groups(run))[:2], times=2))
-    [place] = found.blocked_at
+    measured = asyncio.run(measure(load(f"{stages}:blocks"), list(groups(run))[:2], times=2))
+    [place] = measured.blocked_at
     line = STAGES.splitlines().index("        time.sleep(0.15)") + 1
     assert place == f"my_stages.py:{line} blocks"
 

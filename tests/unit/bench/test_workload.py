@@ -48,8 +48,8 @@ def figures(trace: list[Traced]) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_seeds_have_the_distribution_of_the_reference(kind: str) -> None:
-    found = figures(pooled(kind))
-    np.testing.assert_allclose(found, REFERENCE[kind], rtol=TOLERANCE[kind], atol=0.01)
+    facts = figures(pooled(kind))
+    np.testing.assert_allclose(facts, REFERENCE[kind], rtol=TOLERANCE[kind], atol=0.01)
 
 
 def test_difficulty_is_shared_within_a_group() -> None:
