@@ -26,8 +26,6 @@ from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC
 from algo.group.selection import KeepAll
 from algo.learner.config import LearnerConfig
-from algo.learner.serialize import from_plain
-from algo.loss.policy_losses import Correction, PpoClip
 from algo.reward.math_reward import MathReward
 from engine.assembly.config import TrainingConfig
 from engine.assembly.training import training
@@ -194,19 +192,6 @@ class Config(RunOptions):
         evaluated = self.evaluated.max_tokens if self.eval_sets else 0
         return max(self.rollout_of(number).max_tokens, evaluated)
 
-    @property
-    def learning(self) -> LearnerConfig:
-        """The learner's configuration, adapted to the dtype of the replicas."""
-        learner = self.learner
-        if self.replica.dtype == "bfloat16" and not self.devices:
-            learner = replace(learner, weights_dtype="bfloat16")
-        if self.replica.quantization is not None:  # the sampler is another model than the one that learns
-            loss = from_plain(learner.loss)
-            assert isinstance(loss, PpoClip), "the protocols have no other"
-            correction = Correction(level="token", upper=2.0)
-            learner = replace(learner, loss=replace(loss, proximal=True, correction=correction))
-        return learner
-
     def training(self, number: int, learner_state: Path | None = None) -> TrainingConfig:
         """Returns the configuration of a stage that begins with `model`. Raises ValueError."""
         values, steps = self.values, self.stage_of(number).steps
@@ -219,7 +204,7 @@ class Config(RunOptions):
             prompts_per_step=self.prompts_per_step or values.prompts_per_step,
             group=GroupConfig(samples=oversample * self.g),
             rollout=self.rollout_of(number),
-            learner=self.learning.for_run(steps),
+            learner=self.replica.learner(self.learner, self.devices).for_run(steps),
             replica=self.replica.config(self.model, self.longest(number), self.devices),
             chat=PROTOCOLS[self.protocol].chat(),
             sandbox=self.sandbox.config(),

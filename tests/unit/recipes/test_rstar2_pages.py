@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.console.options import parse_all
-from engine.programs import gateway
+from engine.programs import doctor, gateway
 from engine.programs.invocation import Invocation, Machines
 from recipes.rstar2 import analyze, chat, data, evaluate, filter, fit, get_model, rl, sft, template
 from recipes.rstar2.parts.memory.model import PUBLIC
@@ -36,6 +36,7 @@ OPTIONS = {
     "evaluate": [evaluate.Config],
     "chat": [chat.Config],
     "gateway": [gateway.Options],
+    "doctor": [doctor.Options],
 }
 EIGHT_GPUS = commands("eight_gpus.md")
 

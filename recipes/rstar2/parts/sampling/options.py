@@ -9,6 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
+from algo.learner.config import LearnerConfig
+from algo.learner.serialize import from_plain
+from algo.loss.policy_losses import Correction, PpoClip
 from algo.reward.maths.grader import GRADER_MODULES
 from engine.assembly.config import BLOCK
 from engine.data.prompts import Prompts, read_prompts
@@ -69,6 +72,17 @@ class ReplicaOptions:
             memory_share=self.memory_share,
             quantization=self.quantization,
         )
+
+    def learner(self, learner: LearnerConfig, devices: Sequence[int]) -> LearnerConfig:
+        """Returns the learner's configuration, adapted to what the replicas sample with."""
+        if self.dtype == "bfloat16" and not devices:
+            learner = replace(learner, weights_dtype="bfloat16")
+        if self.quantization is not None:  # the sampler is another model than the one that learns
+            loss = from_plain(learner.loss)
+            assert isinstance(loss, PpoClip), "the protocols have no other"
+            correction = Correction(level="token", upper=2.0)
+            learner = replace(learner, loss=replace(loss, proximal=True, correction=correction))
+        return learner
 
 
 def check_positions(checkpoint: Path, max_tokens: int, option: str = "max_tokens") -> None:
