@@ -94,12 +94,18 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 def tables(result: Result) -> list[Table]:
     """Returns the tables of a result: a row for each case, a column for each metric.
 
-    Cases with different metrics have different tables. Where there is one case, its metrics are the rows.
+    Cases share a table where one has all metrics of the other; a case that is alone has its metrics as rows.
     """
-    groups: dict[tuple[str, ...], list[Case]] = {}
+    groups: list[tuple[set[str], list[Case]]] = []
     for case, of in result.figures.items():
-        groups.setdefault(tuple(name for name in result.metrics if name in of), []).append(case)
-    return [_table(result, names, cases) for names, cases in groups.items()]
+        for names, cases in groups:
+            if names <= of.keys() or names >= of.keys():
+                names.update(of)
+                cases.append(case)
+                break
+        else:
+            groups.append((set(of), [case]))
+    return [_table(result, [name for name in result.metrics if name in names], cases) for names, cases in groups]
 
 
 def legend(result: Result) -> list[tuple[str, str]]:
@@ -121,6 +127,8 @@ def _table(result: Result, names: Sequence[str], cases: Sequence[Case]) -> Table
 
 
 def _cell(result: Result, case: Case, name: str) -> str:
+    if name not in result.figures[case]:
+        return ""
     metric, value = result.metrics[name], result.figures[case][name]
     if metric.kind is not Kind.RATIO:
         return metric.shown(value)

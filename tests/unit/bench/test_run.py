@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench import ROOT
@@ -119,10 +120,18 @@ def test_figures_survive_a_folder_that_cannot_be_written(tmp_path):
     assert written(Path("/dev/null/bench/a.png"), Path.touch).startswith("not written")
 
 
-def test_cases_with_the_same_metrics_share_a_table_and_one_alone_is_listed():
-    result = a_result(step_s=[1.0], lost=[2.0])
-    [table] = tables(result)
+def test_a_case_alone_is_listed():
+    [table] = tables(a_result(step_s=[1.0], lost=[2.0]))
     assert table.rows == [["step_s", "1.00 s"], ["lost", "2.00 s"]]
+
+
+def test_a_case_that_lacks_a_metric_shares_the_table_of_the_others():
+    result = a_result(step_s=[1.0], lost=[2.0], other=[3.0])
+    both = {"step_s": 1.0, "lost": 2.0}
+    figures = {"less": {"lost": 2.0}, "all": both, "none of them": {"other": 3.0}}
+    first, second = tables(msgspec.structs.replace(result, figures=figures))
+    assert first.rows == [["less", "", "2.00 s"], ["all", "1.00 s", "2.00 s"]]
+    assert second.rows == [["other", "3.00 s"]]
 
 
 def test_an_unknown_bench_is_named_and_the_known_are_listed(capsys):
