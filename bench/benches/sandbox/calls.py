@@ -27,21 +27,20 @@ async def samples(contenders: Sequence[Contender], calls: int, seconds: float) -
 
 
 def figures(samples: Samples, ours: str) -> Figures:
-    """Returns a row for each contender; that of `ours` says what its jail costs. CPU that is not known is left out."""
+    """Returns a row for each program and contender; ours says what its jail costs. Unknown CPU is left out."""
     rows: dict[str, dict[str, float]] = {}
     for (name, key), sample in samples.items():
-        row = rows.setdefault(name, {"wrong": 0})
-        row["wrong"] += sample.wrong
-        own = samples[ours, key]
+        own, row = samples[ours, key], {"wrong": float(sample.wrong)}
         if math.isfinite(sample.cpu_s):
-            row[f"cpu_{key}_s"] = sample.call_cpu_s
-            row[f"over_ours_{key}"] = sample.call_cpu_s / own.call_cpu_s
+            row |= {"cpu_s": sample.call_cpu_s, "over_ours": sample.call_cpu_s / own.call_cpu_s}
         plain = samples.get((PLAIN_FORK, key))
         if name == ours and plain is not None:
-            row[f"jail_{key}"] = (own.call_cpu_s - own.call_host_cpu_s) / plain.call_cpu_s - 1
-            row[f"jail_and_host_{key}"] = own.call_cpu_s / plain.call_cpu_s - 1
+            row["jail"] = (own.call_cpu_s - own.call_host_cpu_s) / plain.call_cpu_s - 1
+            row["jail_and_host"] = own.call_cpu_s / plain.call_cpu_s - 1
+        rows[f"{key}/{name}"] = row
+    smallest = CASES[0]
     for metric, how in (("over_fork", "fork"), ("over_os_fork", "os.fork")):
-        floor = samples.get((f"{how} + exit, {CASES[0].tier.name}", "a"))
+        floor = samples.get((f"{how} + exit, {smallest.tier.name}", smallest.key))
         if floor is not None:
-            rows[ours][metric] = samples[ours, "a"].call_cpu_s / floor.call_cpu_s
+            rows[f"{smallest.key}/{ours}"][metric] = samples[ours, smallest.key].call_cpu_s / floor.call_cpu_s
     return rows

@@ -3,7 +3,7 @@
     rocstar bench sandbox [rounds=3] [only=calls,latency,sessions,burst,memory,attacks]
                           [peer_urls=judge=http://127.0.0.1:8000 peer_pids=judge:PID,judge:PID]
 
-calls     CPU per call of ALL server processes, for (a) print(1+1), (b) a numpy determinant, (c) a sympy solve: ours;
+calls     CPU per call of ALL server processes, for print(1+1), a numpy determinant and a sympy solve: ours;
           the same image forked without a jail; fork + exit of the image of a tier, bare as ours forks, and with the
           hooks of os.fork; exec in a process; fresh nsjail and python per call; plain python; HTTP peers
 latency   of print(N), 1, 64 and 1,000 submitted at once; peers too
@@ -29,7 +29,6 @@ from bench.benches.sandbox import load
 from bench.benches.sandbox.contenders import (
     CASES,
     Box,
-    Case,
     Contender,
     Server,
     fresh_nsjail,
@@ -39,7 +38,7 @@ from bench.benches.sandbox.contenders import (
 )
 from bench.benches.sandbox.peer import PeerAddress, open_peer
 from bench.measuring.bench import Bench, BenchFailed, Keep
-from bench.measuring.metric import Kind, Metric, count, megabytes, microseconds, milliseconds, rate, ratio, share
+from bench.measuring.metric import Kind, count, megabytes, microseconds, milliseconds, rate, ratio, share
 from bench.measuring.result import Figures
 from bench.measuring.terminal import say
 from sandbox import TIERS, SandboxConfig
@@ -73,21 +72,13 @@ class Options:
         return [PeerAddress.parse(text, self.peer_pids) for text in self.peer_urls]
 
 
-def _of_program(case: Case) -> dict[str, Metric]:
-    """Returns the metrics of a program."""
-    key, jail = case.key, f"jail of ({case.key})"
-    return {
-        f"cpu_{key}_s": milliseconds(f"({key})", f"CPU of {case.title}", form=".2f", kind=Kind.CPU),
-        f"over_ours_{key}": ratio(f"({key}) / ours", "CPU over ours in the same round", form=".1f"),
-        f"jail_{key}": share(jail, "CPU over a plain fork of the image, without our host process", kind=Kind.RATIO),
-        f"jail_and_host_{key}": share(f"{jail}, host", "CPU over a plain fork of the image", kind=Kind.RATIO),
-    }
-
-
 METRICS = {
-    **{name: metric for case in CASES for name, metric in _of_program(case).items()},
-    "over_fork": ratio("(a) / bare fork", "CPU over a fork and exit of its image, as ours forks"),
-    "over_os_fork": ratio("(a) / os.fork", "CPU over a fork and exit of its image, with Python's hooks"),
+    "cpu_s": milliseconds("CPU", "per call, of all server processes", form=".2f", kind=Kind.CPU),
+    "over_ours": ratio("/ ours", "CPU over ours in the same round", form=".1f"),
+    "jail": share("jail", "CPU over a plain fork of the image, without our host process", kind=Kind.RATIO),
+    "jail_and_host": share("jail and host", "CPU over a plain fork of the image", kind=Kind.RATIO),
+    "over_fork": ratio("/ bare fork", "CPU over a fork and exit of its image, as ours forks"),
+    "over_os_fork": ratio("/ os.fork", "CPU over a fork and exit of its image, with Python's hooks"),
     "wrong": count("wrong", "calls with another output than expected, largest of the rounds", summary="largest"),
     "p50_s": milliseconds("p50", "from the submission of a call to its answer"),
     "p99_s": milliseconds("p99", "from the submission of a call to its answer"),

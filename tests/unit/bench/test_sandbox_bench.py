@@ -14,18 +14,18 @@ def sample(cpu_s: float, host_cpu_s: float = 0.0) -> Sample:
 def test_overhead_is_told_with_and_without_the_host_and_the_floor_of_both_forks() -> None:
     tier = CASES[0].tier.name
     samples = {
-        ("rocstar", "a"): sample(3.0, 0.6),
-        (PLAIN_FORK, "a"): sample(2.0),
-        (f"fork + exit, {tier}", "a"): sample(1.0),
-        (f"os.fork + exit, {tier}", "a"): sample(1.5),
-        ("elsewhere", "a"): sample(float("nan")),
+        ("rocstar", "print"): sample(3.0, 0.6),
+        (PLAIN_FORK, "print"): sample(2.0),
+        (f"fork + exit, {tier}", "print"): sample(1.0),
+        (f"os.fork + exit, {tier}", "print"): sample(1.5),
+        ("elsewhere", "print"): sample(float("nan")),
     }
     rows = figures(samples, "rocstar")
-    ours = rows["rocstar"]
-    assert (ours["jail_a"], ours["jail_and_host_a"]) == pytest.approx((0.2, 0.5))
+    ours = rows["print/rocstar"]
+    assert (ours["jail"], ours["jail_and_host"]) == pytest.approx((0.2, 0.5))
     assert (ours["over_fork"], ours["over_os_fork"]) == pytest.approx((3.0, 2.0))
-    assert rows[PLAIN_FORK]["over_ours_a"] == pytest.approx(2 / 3)
-    assert rows["elsewhere"] == {"wrong": 0}, "CPU of another machine is not known"
+    assert rows[f"print/{PLAIN_FORK}"]["over_ours"] == pytest.approx(2 / 3)
+    assert rows["print/elsewhere"] == {"wrong": 0}, "CPU of another machine is not known"
 
 
 async def test_swapped_answers_are_lost_ones() -> None:
