@@ -1,4 +1,4 @@
-"""Where is a model uncertain when it reasons with a tool? Entropies of a run's rollouts, and its curves.
+"""Computes where a model is uncertain when it reasons with a tool, and draws a run's curves.
 
     python recipes/rstar2/analyze.py run=runs/quickstart
     python recipes/rstar2/analyze.py run=runs/NAME model=DIR steps=8,16 rollouts=64
@@ -75,7 +75,7 @@ class Config:
 
     @property
     def chosen_steps(self) -> list[int]:
-        """Raises ValueError for a run that is not recorded, and for a step that is not."""
+        """The steps to analyse. Raises ValueError for a run or a step that is not recorded."""
         check_files(self.run)
         record = RecordedRun(self.run)
         record.find()
@@ -95,7 +95,7 @@ Entropies = list[tuple[NDArray[np.float32], NDArray[np.float32]]]  # (entropy_T,
 
 
 def spread(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many of the items, evenly spread, the last one among them.
+    """Returns at most so many of the items, evenly spread, the last one among them.
 
     >>> spread([1, 2, 3, 4, 5, 6], 3), spread([1, 2], 3)
     ([2, 4, 6], [1, 2])
@@ -105,7 +105,7 @@ def spread(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def trajectories_of(config: Config, step: int) -> list[Trajectory]:
-    """Those of a step that are analysed. Raises ValueError where none of it has a sampled token."""
+    """Returns the trajectories of a step to analyse. Raises ValueError where none has a sampled token."""
     record = RecordedRun(config.run)
     rollouts = rollouts_of(record, step, load_tokenizer(record.tokenizer))
     trajectories = [each.trajectory for each in rollouts if each.trajectory.sampled_T.any()]
@@ -115,7 +115,7 @@ def trajectories_of(config: Config, step: int) -> list[Trajectory]:
 
 
 def fingerprint(checkpoint: Path, trajectories: Sequence[Trajectory]) -> str:
-    """What entropies depend on: the checkpoint's files, and which trajectories."""
+    """Returns what entropies depend on: the checkpoint's files, and which trajectories."""
     files = sorted(checkpoint.glob("*.safetensors"))
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     of = [(each.prompt.id, each.sample, len(each.token_ids_T)) for each in trajectories]
@@ -123,7 +123,7 @@ def fingerprint(checkpoint: Path, trajectories: Sequence[Trajectory]) -> str:
 
 
 def read_entropies(path: Path, key: str) -> Entropies | None:
-    """Those of an earlier analysis; None where there are none, or of something else."""
+    """Returns the entropies of an earlier analysis, or None where there are none, or those of something else."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as kept:
             if str(kept["key"]) != key:
@@ -135,7 +135,7 @@ def read_entropies(path: Path, key: str) -> Entropies | None:
 
 
 def write_entropies(path: Path, key: str, entropies: Entropies) -> None:
-    """Raises CannotWrite."""
+    """Keeps the entropies for the next analysis. Raises CannotWrite."""
     content = io.BytesIO()
     arrays: dict[str, Any] = {
         name: np.concatenate([each[at] for each in entropies]) for at, name in enumerate(("entropy", "logprob"))
@@ -146,7 +146,7 @@ def write_entropies(path: Path, key: str, entropies: Entropies) -> None:
 
 
 def metrics_of(run: Path) -> list[dict[str, float]]:
-    """The rows of metrics.jsonl; a last line that is cut off is left out."""
+    """Returns the rows of metrics.jsonl without a last line that is cut off."""
     path, rows = run / "metrics.jsonl", []
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
@@ -196,11 +196,11 @@ def _scored(
     key = fingerprint(config.checkpoint, trajectories)
     entropies = read_entropies(path, key)
     if entropies is None:
-        found: dict[int, Any] = {}
+        by_index: dict[int, Any] = {}
         for at, entropy_T, logprob_T in scorer.entropies(trajectories, config.batch_tokens):
-            found[at] = (entropy_T, logprob_T)
+            by_index[at] = (entropy_T, logprob_T)
             advance(len(entropy_T))
-        entropies = [found[at] for at in range(len(trajectories))]
+        entropies = [by_index[at] for at in range(len(trajectories))]
         write_entropies(path, key, entropies)
     else:
         advance(sum(len(entropy_T) for entropy_T, _ in entropies))
@@ -238,7 +238,7 @@ def _write(config: Config, figures: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _warnings(config: Config, figures: Sequence[dict[str, Any]]) -> list[str]:
-    """Steps whose rollouts another model must have sampled: this one finds them much less likely than its own."""
+    """Names the steps whose rollouts another model must have sampled: they are much less likely than this one's own."""
     foreign = [row for row in figures if row["nll"] > row["entropy"] + FOREIGN_NLL]
     return [
         f"step {row['step']}: {config.checkpoint} gives these rollouts {row['nll']:.2f} nats per token, and its own "

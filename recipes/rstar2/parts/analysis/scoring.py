@@ -1,4 +1,4 @@
-"""Entropies of recorded trajectories under a checkpoint: a forward pass of the learner's own model, without a trainer.
+"""Computes entropies of recorded trajectories under a checkpoint by a forward pass of the learner's own model.
 
 Promises
 - The ids are those that were recorded: nothing is tokenised again.
@@ -36,7 +36,7 @@ CUT_OFF = "\ufffd"  # what the decoder gives for bytes that are no whole charact
 
 
 class EntropyScorer:
-    """A checkpoint that gives recorded trajectories their entropies. Raises ValueError for one that cannot."""
+    """Loads a checkpoint that gives recorded trajectories their entropies. Raises ValueError for one that cannot."""
 
     def __init__(self, model: Path, *, device: str = "cpu") -> None:
         for name in ("config.json", "tokenizer_config.json"):
@@ -133,7 +133,7 @@ class EntropyScorer:
 
 
 def packs(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of sequences for one pass each, long ones first; one that is longer than `batch_tokens` goes alone.
+    """Yields indices of sequences for one pass each, long ones first; one longer than `batch_tokens` goes alone.
 
     >>> list(packs([3, 9, 2, 4], 6))
     [[1], [3], [0, 2]]
