@@ -50,7 +50,9 @@ MATHS, PYTHON = "maths", "python"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(EvalOptions, SandboxOptions):
-    data: Annotated[Path, "JSONL, parquet or a datasets folder: what is trained on"] = Path("train.jsonl")
+    data: Annotated[Path, "what is trained on: JSONL, parquet, a datasets folder, the hub's ID/CONFIG:SPLIT"] = Path(
+        "train.jsonl"
+    )
     held_out: Annotated[Path, "the same: what is evaluated on"] = Path("test.jsonl")
     question: Annotated[str | None, "column of the question; none: the first that data sets usually have"] = None
     answer: Annotated[str | None, "column of the answer; none: the first that data sets usually have"] = None
@@ -71,9 +73,10 @@ class Config(EvalOptions, SandboxOptions):
         if self.answer is not None and self.after_hashes:
             raise ValueError("answer must be none with after_hashes, which reads the column `answer`")
         for name in ("data", "held_out"):
-            if not getattr(self, name).exists():
-                raise ValueError(f"{name}: {str(getattr(self, name))!r} does not exist. Fix: give {name}=")
-            self.prompts(getattr(self, name))
+            try:
+                self.prompts(getattr(self, name))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
         if self.reward != MATHS:
             load_reward(self.reward)
         for place in self.tools:

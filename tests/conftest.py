@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,6 +18,12 @@ from tests.support.runs import Run
 load_profiles()
 
 MARKED = {"real", "hostile", "slow"}
+CONVERTED = tempfile.TemporaryDirectory(prefix="rocstar-datasets-")
+os.environ["HF_DATASETS_CACHE"] = CONVERTED.name  # `datasets` reads it when it is imported
+
+
+def pytest_unconfigure() -> None:
+    CONVERTED.cleanup()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -185,7 +185,7 @@ HEAVY = {
     "vllm": ("engine/replica/", "algo/weights/"),
     "torch": ("engine/replica/", "algo/weights/", "algo/learner/", "algo/loss/", "algo/contracts.py"),
     "transformers": ("engine/rollout/chat_template.py", "algo/learner/"),
-    "pyarrow": ("engine/data/tables.py",),
+    "datasets": ("engine/data/tables.py",),
 }
 INSIDE_THE_JAIL = ("sandbox/inside/", "algo/reward/maths/guest/")
 
@@ -317,7 +317,8 @@ def test_engine_and_sandbox_load_neither_torch_nor_vllm():
     code = (
         "import sys, importlib\n"
         f"for module in {modules!r}: importlib.import_module(module)\n"
-        "print(*sorted({'torch', 'vllm', 'transformers', 'matplotlib', 'tensorboardX', 'pyarrow'} & set(sys.modules)))"
+        "heavy = {'torch', 'vllm', 'transformers', 'matplotlib', 'tensorboardX', 'pyarrow', 'datasets'}\n"
+        "print(*sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")

@@ -1,21 +1,20 @@
-"""Data files as prompts: JSON lines, parquet and datasets saved by Hugging Face `datasets` (`engine.data.tables`).
+"""Prompts from data files: JSON lines, parquet, folders saved by Hugging Face `datasets`, and data sets of the hub.
 
 Invariants
-- The stream is a function of files and arguments: the same seed gives the same prompts in the same order everywhere.
-- No two prompts of a stream have one id, whatever the epoch; `gsm8k-17#2` is row 17 (from 0) in the second epoch.
-- Skipping reads no rows, so a run that is resumed begins at once.
-- A row that is no prompt ends the stream with a ValueError that names file, row, field and what was found there. The
-  first rows and the last one are looked at before the stream begins.
+- The stream is a function of rows and arguments: the same seed gives the same prompts in the same order everywhere.
+- No two prompts of a stream share an id, whatever the epoch: `gsm8k-17#2` is row 17 (from 0) in the second epoch.
+- Skipping reads no rows, so a resumed run begins at once.
+- A row that is no prompt ends the stream with a ValueError naming file, row, field and value. The first rows and the
+  last one are checked before the stream begins.
 
     train = read_prompts("gsm8k.train.jsonl", answer=after_hashes, start=500, seed=0, epochs=None)
-    held_out = list(read_prompts("gsm8k.train.jsonl", answer=after_hashes, limit=500))
+    held_out = list(read_prompts("openai/gsm8k/main:test", answer=after_hashes, limit=500))
 """
 
 from __future__ import annotations
 
 import datetime
 import decimal
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,25 +22,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
-from engine.data.tables import Order, Table, WrittenFloat, open_table, shown
+from engine.data.tables import Order, Table, WrittenFloat, name_of, open_table, shown, shuffled
 from engine.types import Prompt, PromptLimits
 from sandbox.require import at_least, none_or, require
 
 Field = str | Callable[[Mapping[str, Any]], Any]
-"""Where a value comes from: a column, or a function of the row. "reward_model.ground_truth" is a field in a column."""
+"""The source of a value: a column, a field of a column ("reward_model.ground_truth"), or a function of the row."""
 
-# Where questions and answers are by the conventions of data sets: the first of these columns that a file has. The
-# release of rStar2-Agent, and verl: prompt, reward_model.ground_truth. GSM8K: question, answer. MATH-500 and AIME:
+# The columns of questions and answers by the conventions of data sets; the first one that a file has is used.
+# rStar2-Agent's release and verl: prompt, reward_model.ground_truth. GSM8K: question, answer. MATH-500 and AIME:
 # problem, answer. MAWPS: input, target.
 QUESTIONS = ("question", "problem", "messages", "prompt", "input")
 ANSWERS = ("reward_model.ground_truth", "answer", "target")
-# What else rows of that release hold. Other files have none of it.
+# Further columns of that release, which other files lack.
 REWARD, SOURCE, METADATA = "reward_model.style", "data_source", ("ability", "extra_info")
 
-DEEPEST = 100  # lists and objects within each other in what a prompt keeps
-_CHECKED = 8  # rows that are looked at before the stream begins, besides the last one
+DEEPEST = 100  # levels of lists and objects in the metadata of a prompt
+_CHECKED = 8  # rows that are checked before the stream begins, besides the last one
 
 
 def read_prompts(
@@ -61,27 +58,25 @@ def read_prompts(
     seed: int | None = None,
     epochs: int | None = 1,
 ) -> Prompts:
-    """The prompts of a file, of all files of a folder, or of a dataset saved by `datasets`.
+    """Returns a stream of the prompts in a file, in all files of a folder, in a folder saved by `datasets`, or in a
+    data set of the Hugging Face hub (ID/CONFIG:SPLIT, see `engine.data.tables.HubSet`).
 
-    question: text, or a list of chat messages. answer: text or a number. tools, reward, source: as of `Prompt`. What is
-    not given comes from the column in which data sets have it (QUESTIONS, ANSWERS, REWARD, SOURCE, METADATA); source
-    is `name` where there is none. metadata: columns that the prompt keeps, for a reward of yours. limits: an object
-    with fields of `PromptLimits`.
-    system: a system message for conversations that have none of their own. name: what ids begin with; the file's name
-    if not given. start, limit: rows from this one on, and how many; with two streams that do not overlap some rows are
-    held out. seed: shuffles each epoch anew; None: in the order of the file. epochs: None repeats for ever.
+    question: text, or a list of chat messages. answer: text or a number. tools, reward, source: as in `Prompt`. If one
+    of these is None, it comes from the column in which data sets usually have it (QUESTIONS, ANSWERS, REWARD, SOURCE,
+    METADATA); without such a column, source is `name`. metadata: columns that the prompt keeps, for a reward of yours.
+    limits: an object with fields of `PromptLimits`. system: a system message for conversations without one. name: the
+    beginning of ids, by default the name of the file. start, limit: the first row, and how many; two streams that do
+    not overlap hold rows out. seed: shuffles each epoch differently; None keeps the order of the file. epochs: None
+    repeats for ever.
 
     Raises ValueError as above.
     """
     for option, value, least in (("start", start, 0), ("limit", limit, 1), ("epochs", epochs, 1)):
         require(option, value, none_or(at_least(least)))
-    path = Path(path)
     table = open_table(path)
     rows = range(len(table))[start:][:limit]
     if not rows:
         raise ValueError(f"{path}: start must be below its {len(table)} rows, got {start}")
-    if name is None:
-        name = path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0]
     columns = table.columns
     fields = Fields(
         question=question or _conventional("question", QUESTIONS, columns, path),
@@ -93,14 +88,14 @@ def read_prompts(
         limits=limits,
     )
     _select(table, fields, path)
-    prompts = Prompts(table, fields, name=name, system=system, rows=rows, seed=seed, epochs=epochs)
+    prompts = Prompts(table, fields, name=name or name_of(path), system=system, rows=rows, seed=seed, epochs=epochs)
     for row in dict.fromkeys([*rows[:_CHECKED], rows[-1]]):
         prompts.of_row(row, epoch=1)
     return prompts
 
 
 def after_hashes(row: Mapping[str, Any]) -> str:
-    """The answer of a GSM8K row: what follows `####`, without thousands separators.
+    """Returns the answer of a GSM8K row: the text after `####`, without thousands separators.
 
     >>> after_hashes({"question": "...", "answer": "6 * 200 = <<6*200=1200>>1200\\n#### 1,200"})
     '1200'
@@ -113,7 +108,7 @@ def after_hashes(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fields:
-    """Where the parts of a prompt come from."""
+    """The sources of the parts of a prompt."""
 
     question: Field
     answer: Field
@@ -124,8 +119,8 @@ class Fields:
     limits: Field | None = None
 
 
-def _conventional(option: str, known: Sequence[str], columns: Sequence[str], path: Path) -> str:
-    """Raises ValueError when the file has none of these columns."""
+def _conventional(option: str, known: Sequence[str], columns: Sequence[str], path: str | Path) -> str:
+    """Returns the first known field that a file has. Raises ValueError if it has none."""
     for field in known:
         if _column(field, columns) is not None:
             return field
@@ -139,10 +134,10 @@ def _if_there(field: str, columns: Sequence[str]) -> str | None:
     return None if _column(field, columns) is None else field
 
 
-def _select(table: Table, fields: Fields, path: Path) -> None:
-    """Nothing but the columns that are used is read, unless a function may look at any.
+def _select(table: Table, fields: Fields, path: str | Path) -> None:
+    """Restricts reading to the columns that are used, unless a function may look at any of them.
 
-    Raises ValueError for a column that is not there.
+    Raises ValueError for a column that is missing.
     """
     given = [fields.question, fields.answer, fields.tools, fields.reward, fields.source, fields.limits]
     given += fields.metadata
@@ -158,12 +153,12 @@ def _select(table: Table, fields: Fields, path: Path) -> None:
 
 
 def _column(field: str, columns: Sequence[str]) -> str | None:
-    """The column that a field is in, if it is there: "reward_model" of "reward_model.ground_truth"."""
+    """Returns the column that holds a field, if there is one: "reward_model" for "reward_model.ground_truth"."""
     return next((column for column in (field, field.partition(".")[0]) if column in columns), None)
 
 
 class Prompts(Iterator[Prompt]):
-    """The stream that `read_prompts` gives. rows: their numbers in the table. position: how many were passed."""
+    """The stream that `read_prompts` returns. rows: their numbers in the table. position: how many were drawn."""
 
     def __init__(
         self,
@@ -188,7 +183,7 @@ class Prompts(Iterator[Prompt]):
 
     @property
     def remaining(self) -> int | None:
-        """How many prompts are to come; None: without end."""
+        """How many prompts are to come; None for an endless stream."""
         return None if self.epochs is None else self.epochs * len(self.rows) - self.position
 
     def __iter__(self) -> Self:
@@ -204,15 +199,14 @@ class Prompts(Iterator[Prompt]):
         return prompt
 
     def skip(self, count: int) -> int:
-        """Passes over this many prompts without reading them, or over all that remain. Returns over how many."""
-        passed = count if self.remaining is None else min(count, self.remaining)
-        self.position += passed
-        return passed
+        """Skips this many prompts, or all that remain, without reading them. Returns how many were skipped."""
+        skipped = count if self.remaining is None else min(count, self.remaining)
+        self.position += skipped
+        return skipped
 
     def of_row(self, row: int, epoch: int) -> Prompt:
-        """Raises ValueError naming file, row and field."""
-        found = self._table.row(row)
-        read = _RowReader(found, lambda: self._table.where(row))
+        """Returns the prompt of a row. Raises ValueError naming file, row and field."""
+        read = _RowReader(self._table.row(row), lambda: self._table.where(row))
         fields = self._fields
         prompt_id = f"{self.name}-{row}" if epoch == 1 else f"{self.name}-{row}#{epoch}"
         return read.prompt(
@@ -227,18 +221,14 @@ class Prompts(Iterator[Prompt]):
         )
 
     def _shuffled(self, epoch: int) -> Order:
-        """The rows of an epoch in their order. The keys are raw numbers of PCG64, which NumPy promises not to change;
-        its `permutation` may change between versions.
-        """
-        digest = hashlib.blake2b(f"{self._seed}/{epoch}".encode(), digest_size=16).digest()
-        keys = np.random.PCG64(int.from_bytes(digest, "big")).random_raw(len(self._table))
-        order = self._table.order(keys)
+        assert self._seed is not None
+        order = shuffled(len(self._table), self._seed, epoch)
         return order[(order >= self.rows.start) & (order < self.rows.stop)]
 
 
 @dataclass(frozen=True, slots=True)
 class _RowReader:
-    """Reads parts of a prompt from a row; raises ValueError naming where the row is, the field and what it holds."""
+    """Reads the parts of a prompt from a row. Raises ValueError naming the row's place, the field and its value."""
 
     row: Mapping[str, Any]
     where: Callable[[], str]
@@ -255,7 +245,7 @@ class _RowReader:
             value = [{"role": "user", "content": value}]
         if not isinstance(value, Sequence) or not value or not all(isinstance(each, Mapping) for each in value):
             raise self._wrong("question", field, "must be text or a list of messages", value)
-        # A file of columns has every field in every message: those that do not apply are empty.
+        # Parquet and Arrow give every message all fields; those that do not apply are None.
         messages = [{name: part for name, part in message.items() if part is not None} for message in value]
         if not all({"role", "content"} <= message.keys() for message in messages):
             raise self._wrong("question", field, "each message needs role and content", value)
@@ -266,16 +256,16 @@ class _RowReader:
         return tuple(messages)
 
     def text(self, option: str, field: Field) -> str:
-        found = self._value(option, field)
-        value = _text(found)
-        if value is None:
-            raise self._wrong(option, field, "must be text or a number", found)
-        if not value.strip() and not callable(field):
-            raise self._wrong(option, field, "must not be empty", value)
-        return value
+        value = self._value(option, field)
+        text = _text(value)
+        if text is None:
+            raise self._wrong(option, field, "must be text or a number", value)
+        if not text.strip() and not callable(field):
+            raise self._wrong(option, field, "must not be empty", text)
+        return text
 
     def text_if_there(self, option: str, field: Field | None, conventional: str) -> str | None:
-        """None where no field is given, or the row lacks a conventional one, which only some rows may have."""
+        """Returns None if no field is given, or if the row lacks a conventional one, which only some rows may have."""
         if field is None or (field == conventional and self._conventional(conventional) is None):
             return None
         return self.text(option, field)
@@ -336,7 +326,7 @@ class _RowReader:
 
 
 def _text(value: Any) -> str | None:
-    """Text or a number as text, with all digits of a JSON file; None for anything else. 43.0 is "43"."""
+    """Returns text or a number as text, with all digits of a JSON file; None for anything else. 43.0 becomes "43"."""
     match value:
         case str():
             return value
@@ -357,9 +347,9 @@ def _text(value: Any) -> str | None:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """As JSON has it, which a journal can hold: dates, decimals and integers of more than 64 bits become text.
+    """Returns a value as JSON types: dates, decimals and integers of more than 64 bits become text.
 
-    Raises TypeError for what a journal cannot hold, or what would overflow the stack of whoever walks it.
+    Raises TypeError for a value that the journal cannot hold, or that is nested too deeply to be walked.
     """
     if depth > DEEPEST:
         raise TypeError(f"is nested more than {DEEPEST} deep")
@@ -378,4 +368,4 @@ def _plain(value: Any, depth: int = 0) -> Any:
             return {str(name): _plain(part, depth + 1) for name, part in value.items()}
         case list() | tuple():
             return [_plain(part, depth + 1) for part in value]
-    raise TypeError(f"cannot be kept with the prompt, being of type {type(value).__name__}")
+    raise TypeError(f"cannot be kept with the prompt: it is of type {type(value).__name__}")

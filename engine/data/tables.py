@@ -1,10 +1,13 @@
-"""Rows of data files by their number: JSON lines, parquet, and what Hugging Face `datasets` saves with `save_to_disk`.
+"""Rows of data files by their number.
+
+JSON lines are read here. Parquet and Arrow files, folders saved by Hugging Face `datasets`, and data sets of the hub
+are read through `datasets`, which maps them into memory.
 
 Invariants
 - Any row is reached without reading those before it, so a stream of rows can begin anywhere.
-- Memory is bounded, whatever the number of rows: JSON lines and Arrow files hold 8 bytes a row, parquet files a window
-  of row groups.
-- A shuffle depends on the files and its keys alone: it is the same on every machine.
+- Memory is bounded, whatever the number of rows: JSON lines take 8 bytes a row, and of a mapped file the operating
+  system holds the parts that are used.
+- A shuffle depends on the number of rows and on its seed alone: it is the same on every machine.
 
 Row numbers count from 0 over all files of a table. Messages name a line (from 1, as editors do) or a row.
 """
@@ -13,34 +16,34 @@ from __future__ import annotations
 
 import bisect
 import gzip
+import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-Keys = NDArray[np.uint64]
 Order = NDArray[np.int64]
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".arrow")
-
-# Row groups that a shuffle mixes with each other. They are in memory together: large enough that rows far apart in the
-# file meet, small beside a model.
-WINDOW_ROWS = 1 << 16
-WINDOW_BYTES = 64 << 20
+JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+THROUGH_DATASETS = {".parquet": "parquet", ".arrow": "arrow"}  # the formats' names there
+SUFFIXES = (*JSON_LINES, *THROUGH_DATASETS)
+SHOWN_CHARS = 80
 
 
 class WrittenFloat(float):
-    """A float of a JSON file, with the text that it was written as: a float has 17 digits only."""
+    """A float of a JSON file with the text that it was written as, since a float has 17 digits only."""
 
     written: str
 
@@ -51,51 +54,110 @@ class WrittenFloat(float):
 
 
 class Table(Protocol):
-    """columns: the names of the columns; of JSON lines those of the first row."""
+    """Rows by number. columns: the names of the columns; for JSON lines those of the first row."""
 
     columns: Sequence[str]
 
     def __len__(self) -> int: ...
 
     def row(self, number: int) -> Mapping[str, Any]:
-        """Raises ValueError naming file and row where there is no row to be read."""
+        """Returns a row. Raises ValueError naming file and row if it cannot be read."""
         ...
 
     def where(self, number: int) -> str:
-        """File and row, for a message."""
+        """Returns file and row as part of a message."""
         ...
 
     def select(self, columns: Sequence[str]) -> None:
-        """From now on rows need hold these columns only."""
-        ...
-
-    def order(self, keys: Keys) -> Order:
-        """All row numbers, shuffled. keys: a random number for each row."""
+        """Allows rows to hold these columns only from now on."""
         ...
 
 
-def open_table(path: Path) -> Table:
-    """The rows of a file, of all files of a folder in the order of their names, or of a dataset saved by `datasets`.
+def open_table(path: str | Path) -> Table:
+    """Opens a file, all files of a folder in the order of their names, a folder saved by `datasets`, or a data set of
+    the Hugging Face hub (`HubSet`).
 
-    Raises ValueError naming the path when it holds no rows that can be read.
+    Raises ValueError naming the path if no rows can be read there.
     """
+    path = Path(path)
+    hub_set = None if path.exists() else HubSet.of(str(path))
+    if hub_set is not None:
+        return _mapped(str(path), hub_set.rows, fix=hub_set.fix)
+    if (path / "state.json").exists():
+        return _mapped(path, lambda: _datasets().load_from_disk(str(path)))
     files = _files(path)
-    kind = _suffix(files[0])
-    table: Table
-    if kind == ".parquet":
-        table = ParquetTable(files)
-    elif kind == ".arrow":
-        table = ArrowTable(files)
-    else:
-        table = JsonLines(files)
-    if not len(table):
-        raise ValueError(f"{path} holds no rows")
-    return table
+    if (kind := THROUGH_DATASETS.get(_suffix(files[0]) or "")) is None:
+        lines = JsonLines(files)
+        if not len(lines):
+            raise ValueError(f"{path} holds no rows")
+        return lines
+    return _mapped(path, lambda: _datasets().load_dataset(kind, data_files=[*map(str, files)], split="train"))
+
+
+def name_of(path: str | Path) -> str:
+    """Returns the name that the rows of a table have in ids.
+
+    >>> name_of("data/gsm8k.train.jsonl.gz"), name_of("openai/gsm8k/main:train")
+    ('gsm8k.train', 'gsm8k')
+    """
+    path = Path(path)
+    if not path.exists() and (hub_set := HubSet.of(str(path))) is not None:
+        return hub_set.id.rpartition("/")[2]
+    return path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0]
+
+
+def shuffled(count: int, seed: int, epoch: int) -> Order:
+    """Returns the numbers below count in the order of an epoch.
+
+    The sort keys are raw numbers of PCG64, which NumPy promises not to change; its `permutation`, by which `datasets`
+    shuffles, may change between versions.
+    """
+    digest = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=16).digest()
+    return np.argsort(np.random.PCG64(int.from_bytes(digest, "big")).random_raw(count), kind="stable")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubSet:
+    """A split of a data set on the Hugging Face hub, written ID[@REVISION][/CONFIG]:SPLIT.
+
+    Rows that were downloaded before are read from the cache; with HF_HUB_OFFLINE=1 from there alone. A data set on the
+    hub may change: only with a revision does a run that is resumed surely read the same rows.
+
+    >>> HubSet.of("openai/gsm8k/main:train[:100]")
+    HubSet(id='openai/gsm8k', revision=None, config='main', split='train[:100]')
+    >>> HubSet.of("data/train.parquet") is None
+    True
+    """
+
+    id: str
+    revision: str | None = None
+    config: str | None = None
+    split: str
+
+    @classmethod
+    def of(cls, text: str) -> Self | None:
+        """Returns the data set that a text names; None for a path."""
+        parts = _HUB_SET.fullmatch(text)
+        return None if parts is None else cls(**parts.groupdict())
+
+    def rows(self) -> Any:
+        """Returns the rows as a `datasets.Dataset`. Raises whatever `datasets` raises."""
+        return _datasets().load_dataset(self.id, self.config, split=self.split, revision=self.revision)
+
+    @property
+    def fix(self) -> str:
+        """What to do if the rows cannot be had."""
+        return "check the name, and set HF_TOKEN if the set is not public; without a network, give its files"
+
+
+_HUB_SET = re.compile(
+    r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<config>[\w.-]+))?:(?P<split>[\w.\[\]:%+-]+)", re.ASCII
+)
 
 
 def _files(path: Path) -> list[Path]:
     if not path.exists():
-        raise ValueError(f"{path} does not exist")
+        raise ValueError(f"{path} does not exist. Fix: give a file, a folder, or a split of the hub, ID/CONFIG:SPLIT")
     if not path.is_dir():
         if _suffix(path) is None:
             raise ValueError(f"{path}: not a kind of file that can be read. Fix: give one of {', '.join(SUFFIXES)}")
@@ -103,23 +165,11 @@ def _files(path: Path) -> list[Path]:
     if (path / "dataset_dict.json").exists():
         splits = sorted(state.parent.name for state in path.glob("*/state.json"))
         raise ValueError(f"{path} holds the splits {', '.join(splits)}. Fix: give the folder of one of them")
-    if (path / "state.json").exists():
-        files = _saved_by_datasets(path / "state.json")
-    else:
-        files = sorted(file for file in path.iterdir() if _suffix(file) is not None)
-    kinds = {_suffix(file) for file in files}
-    if len(kinds) != 1:
-        found = ", ".join(sorted(file.name for file in path.iterdir())[:10]) or "nothing"
-        raise ValueError(f"{path}: must hold files of one kind of {', '.join(SUFFIXES)}, found {found}")
+    files = sorted(file for file in path.iterdir() if _suffix(file) is not None)
+    if len({_suffix(file) for file in files}) != 1:
+        names = ", ".join(sorted(file.name for file in path.iterdir())[:10]) or "nothing"
+        raise ValueError(f"{path}: must hold files of one kind of {', '.join(SUFFIXES)}, it holds {names}")
     return files
-
-
-def _saved_by_datasets(state: Path) -> list[Path]:
-    """The files of a dataset, in its own order."""
-    try:
-        return [state.parent / file["filename"] for file in json.loads(state.read_bytes())["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{state}: must list _data_files, as `datasets` writes it: {error!r}") from error
 
 
 def _suffix(path: Path) -> str | None:
@@ -127,12 +177,12 @@ def _suffix(path: Path) -> str | None:
 
 
 class JsonLines:
-    """One JSON object a line. Blank lines do not count; of a compressed file a copy is unpacked that has no name."""
+    """JSON lines: one object a line, blank lines aside. A compressed file is unpacked into a nameless copy."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         self._descriptors: list[int] = []
-        self._starts: list[array[int]] = []  # of each file: where its rows begin, then where it ends
+        self._starts: list[array[int]] = []  # for each file: where its rows begin, then where it ends
         weakref.finalize(self, _close, self._descriptors)
         for path in files:
             with _unpacked(path) as file:
@@ -145,7 +195,7 @@ class JsonLines:
         return self._ends[-1]
 
     def row(self, number: int) -> Mapping[str, Any]:
-        file, at = _locate(self._ends, number)
+        file, at = self._locate(number)
         start, end = self._starts[file][at : at + 2]
         line = os.pread(self._descriptors[file], end - start, start)
         try:
@@ -158,7 +208,7 @@ class JsonLines:
         return row
 
     def where(self, number: int) -> str:
-        file, at = _locate(self._ends, number)
+        file, at = self._locate(number)
         before = 0
         for position in range(0, start := self._starts[file][at], 1 << 20):
             before += os.pread(self._descriptors[file], min(1 << 20, start - position), position).count(b"\n")
@@ -167,8 +217,10 @@ class JsonLines:
     def select(self, columns: Sequence[str]) -> None:
         pass  # a line is read whole
 
-    def order(self, keys: Keys) -> Order:
-        return np.argsort(keys, kind="stable")
+    def _locate(self, number: int) -> tuple[int, int]:
+        """Returns the file of a row, and the row's number in it."""
+        file = bisect.bisect_right(self._ends, number)
+        return file, number - (self._ends[file - 1] if file else 0)
 
 
 def _unpacked(path: Path) -> BinaryIO:
@@ -176,7 +228,7 @@ def _unpacked(path: Path) -> BinaryIO:
     if path.suffix != ".gz":
         return file
     with file:
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 # the caller's
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 # the caller closes it
         try:
             shutil.copyfileobj(gzip.GzipFile(fileobj=file), copy)
         except (OSError, EOFError) as error:
@@ -187,7 +239,7 @@ def _unpacked(path: Path) -> BinaryIO:
 
 
 def _line_starts(file: BinaryIO) -> array[int]:
-    """Where lines begin that are not blank, and where the file ends."""
+    """Returns where the lines begin that are not blank, and where the file ends."""
     starts, at = array("Q"), 0
     for line in file:
         if not line.isspace():
@@ -203,151 +255,61 @@ def _close(descriptors: Sequence[int]) -> None:
             os.close(descriptor)
 
 
-class ArrowTable:
-    """Arrow IPC files, mapped into memory: the operating system holds of them what is used."""
+class MappedRows:
+    """Rows that `datasets` maps into memory. place: the path or the hub's name, for messages."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-        self._batches: list[Any] = []
-        self._first: list[int] = []  # row numbers with which the files begin
-        for path in files:
-            self._first.append(sum(len(batch) for batch in self._batches))
-            self._batches += _batches(path)
-        self._ends = list(itertools.accumulate(len(batch) for batch in self._batches))
-        self.columns: Sequence[str] = self._batches[0].schema.names if self._batches else ()
+    def __init__(self, place: str | Path, rows: Any) -> None:
+        self._place = place
+        self._rows = rows.with_format(None)  # a saved one may have another, such as NumPy's
+        self.columns: Sequence[str] = rows.column_names
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self._rows)
 
     def row(self, number: int) -> Mapping[str, Any]:
-        batch, at = _locate(self._ends, number)
-        return self._batches[batch].slice(at, 1).to_pylist()[0]
+        try:
+            return self._rows[number]
+        except Exception as error:  # decoding may need a library, or meet anything
+            raise ValueError(f"{self.where(number)} cannot be read: {_cause(error)}") from error
 
     def where(self, number: int) -> str:
-        file = bisect.bisect_right(self._first, number) - 1
-        return f"{self._files[file]}, row {number - self._first[file]}"
+        return f"{self._place}, row {number}"
 
     def select(self, columns: Sequence[str]) -> None:
-        self._batches = [
-            batch.select([column for column in columns if column in batch.schema.names]) for batch in self._batches
-        ]
-
-    def order(self, keys: Keys) -> Order:
-        return np.argsort(keys, kind="stable")
+        self._rows = self._rows.select_columns([column for column in columns if column in self.columns])
 
 
-def _batches(path: Path) -> list[Any]:
-    import pyarrow as pa
-
+def _mapped(place: str | Path, load: Callable[[], Any], *, fix: str = "") -> MappedRows:
+    """Returns the rows that `load` opens. Raises ValueError naming the place and the cause."""
     try:
-        source = pa.memory_map(str(path))
-        if source.read(6) == b"ARROW1":  # the file format; `datasets` writes the stream format
-            reader = pa.ipc.open_file(source)
-            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-        else:
-            source.seek(0)
-            batches = list(pa.ipc.open_stream(source))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a whole Arrow file: {error}") from error
-    return [batch for batch in batches if len(batch)]
+        rows = load()
+    except Exception as error:  # several libraries raise theirs: a damaged file, a full disk, no network, a wrong split
+        advice = f". Fix: {fix}" if fix else ""
+        raise ValueError(f"{place} cannot be read: {_cause(error)}{advice}") from error
+    if not len(rows):
+        raise ValueError(f"{place} holds no rows")
+    return MappedRows(place, rows)
 
 
-class ParquetTable:
-    """Parquet files. The row groups of one window are in memory, and those of no other.
+def _datasets() -> Any:
+    import datasets  # half a second, and pandas
 
-    Without a shuffle each row group is a window of its own. A shuffle puts row groups together at random into windows
-    of WINDOW_ROWS rows or WINDOW_BYTES bytes, or a single larger one, and shuffles the rows within each.
-    """
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = [(path, _parquet_file(path)) for path in files]
-        self._groups = [
-            (file, group) for file, (_, parquet) in enumerate(self._files) for group in range(parquet.num_row_groups)
-        ]
-        self._ends = list(itertools.accumulate(self._metadata(group).num_rows for group in range(len(self._groups))))
-        self._window: list[int] = list(range(len(self._groups)))  # that each row group belongs to
-        self._loaded: dict[int, Any] = {}
-        self._selected: list[str] | None = None
-        self.columns: Sequence[str] = self._files[0][1].schema_arrow.names
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def row(self, number: int) -> Mapping[str, Any]:
-        group, at = _locate(self._ends, number)
-        return self._rows(group, number).slice(at, 1).to_pylist()[0]
-
-    def where(self, number: int) -> str:
-        group, at = _locate(self._ends, number)
-        file, in_file = self._groups[group]
-        before = sum(self._metadata(group - back).num_rows for back in range(1, in_file + 1))
-        return f"{self._files[file][0]}, row {before + at}"
-
-    def select(self, columns: Sequence[str]) -> None:
-        self._selected = list(columns)
-        self._loaded.clear()
-
-    def order(self, keys: Keys) -> Order:
-        self._loaded.clear()
-        ends = np.asarray(self._ends)
-        rows = np.diff(ends, prepend=0)
-        window, full_rows, full_bytes = -1, WINDOW_ROWS, WINDOW_BYTES
-        filled = np.flatnonzero(rows)
-        for group in filled[np.argsort(keys[ends[filled] - rows[filled]], kind="stable")].tolist():
-            more_rows, more_bytes = int(rows[group]), self._bytes(group)
-            if full_rows + more_rows > WINDOW_ROWS or full_bytes + more_bytes > WINDOW_BYTES:
-                window, full_rows, full_bytes = window + 1, 0, 0
-            self._window[group] = window
-            full_rows, full_bytes = full_rows + more_rows, full_bytes + more_bytes
-        return np.lexsort((keys, np.repeat(self._window, rows)))
-
-    def _rows(self, group: int, number: int) -> Any:
-        if group not in self._loaded:
-            window = self._window[group]
-            self._loaded = {other: rows for other, rows in self._loaded.items() if self._window[other] == window}
-            file, in_file = self._groups[group]
-            try:
-                parquet = self._files[file][1]
-                self._loaded[group] = parquet.read_row_group(in_file, columns=self._selected, use_threads=False)
-            except (OSError, ValueError) as error:  # of which pyarrow's own are
-                raise ValueError(f"{self.where(number)}: the row group cannot be read: {error}") from error
-        return self._loaded[group]
-
-    def _metadata(self, group: int) -> Any:
-        file, in_file = self._groups[group]
-        return self._files[file][1].metadata.row_group(in_file)
-
-    def _bytes(self, group: int) -> int:
-        """Of the columns that are read, unpacked."""
-        metadata = self._metadata(group)
-        columns = [metadata.column(number) for number in range(metadata.num_columns)]
-        wanted = self._selected
-        return sum(
-            column.total_uncompressed_size
-            for column in columns
-            if wanted is None or column.path_in_schema.split(".")[0] in wanted
-        )
+    return datasets
 
 
-def _parquet_file(path: Path) -> Any:
-    import pyarrow as pa
-    from pyarrow import parquet
+def _cause(error: BaseException) -> str:
+    """Returns the cause of an error as one line. The library's own error of a failed conversion says nothing itself."""
+    from datasets.exceptions import DatasetGenerationError
 
-    try:
-        return parquet.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
-
-
-def _locate(ends: Sequence[int], number: int) -> tuple[int, int]:
-    """(part, row within it) of a row; ends: the row number with which each part ends."""
-    part = bisect.bisect_right(ends, number)
-    return part, number - (ends[part - 1] if part else 0)
+    if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def shown(value: Any) -> str:
+    """Returns a value as part of a message, cut where it is long."""
     try:
         text = repr(value)
     except RecursionError:
         text = f"a {type(value).__name__} nested very deep"
-    return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 20]} ... {text[-15:]}"

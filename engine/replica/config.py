@@ -20,7 +20,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "4",  # outputs handled before the loop turns to others: its lag
-    "HF_HUB_OFFLINE": "1",  # a checkpoint is a local folder
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
 }

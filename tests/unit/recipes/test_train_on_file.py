@@ -96,7 +96,7 @@ def test_columns_are_named(words):
         (["question=problem"], ["'problem'", "question, answer, text, label"]),
         (["answer=solution"], ["'solution'", "question, answer, text, label"]),
         (["after_hashes=true", "answer=label"], ["answer", "after_hashes"]),
-        (["held_out=no.jsonl"], ["'no.jsonl'", "held_out="]),
+        (["held_out=no.jsonl"], ["no.jsonl", "held_out:"]),
         (["reward=my.py:scores"], ["my.py has no 'scores'", "score, slowly, calc, untyped, of_two", "my.py:score"]),
         (["reward=my.py"], ["score, slowly", "reward=my.py:score"]),
         (["reward=score"], ["reward=score", "FILE.py:NAME"]),

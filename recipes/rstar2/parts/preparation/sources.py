@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.data.tables import SUFFIXES, Table, open_table, shown
+from engine.data.tables import SUFFIXES, Table, name_of, open_table, shown
 from engine.errors import BadInput
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -101,8 +101,7 @@ def open_source(path: Path, columns: Sequence[str] | None = None) -> Source:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
     if columns is not None and (there := [column for column in columns if column in table.columns]):
         table.select(there)
-    name = path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0]
-    return Source(path=path, name=name, table=table)
+    return Source(path=path, name=name_of(path), table=table)
 
 
 def _files(path: Path) -> list[Path]:
@@ -154,9 +153,6 @@ class JsonArray:
 
     def select(self, columns: Sequence[str]) -> None:
         pass  # an element is read whole
-
-    def order(self, keys: Any) -> Any:
-        raise NotImplementedError("an array is read in its order")
 
     def _find_elements(self) -> None:
         """Bytes are read as Latin-1, where a character is a byte; JSON's own characters are the same in UTF-8."""
@@ -216,9 +212,6 @@ class CsvFile:
 
     def select(self, columns: Sequence[str]) -> None:
         pass  # all are in memory
-
-    def order(self, keys: Any) -> Any:
-        raise NotImplementedError("a CSV file is read in its order")
 
 
 def _skip(text: str, at: int, characters: str) -> int:

@@ -12,7 +12,6 @@ Promises
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 import json
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from algo.sft import Example
 from engine.atomic_files import write_whole
-from engine.data.tables import open_table, shown
+from engine.data.tables import Order, open_table, shown, shuffled
 from engine.errors import BadInput
 from engine.rollout.chat_template import ChatConfig, ChatTemplate, TemplateError
 from engine.rollout.tool_call_messages import normalize, without_nulls
@@ -99,19 +98,9 @@ class Conversations:
             id=str(fields.get("id") or f"{self.paths[at].stem}-{row}"),
         )
 
-    def order(self, seed: int, epoch: int) -> Rows:
-        """Returns all numbers, shuffled: the rows of one file in an order that reads well (`engine.data.tables`), files
-        mixed row by row.
-        """
-        digest = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=16).digest()
-        random = np.random.PCG64(int.from_bytes(digest, "big"))
-        keys, turns = random.random_raw(len(self)), random.random_raw(len(self))
-        whose = np.repeat(np.arange(len(self._tables)), list(map(len, self._tables)))[np.argsort(turns, kind="stable")]
-        order = np.empty(len(self), np.int64)
-        for at, table in enumerate(self._tables):
-            first = self._ends[at] - len(table)
-            order[whose == at] = table.order(keys[first : self._ends[at]]) + first
-        return order
+    def order(self, seed: int, epoch: int) -> Order:
+        """Returns all numbers, shuffled over all files."""
+        return shuffled(len(self), seed, epoch)
 
 
 class _Where:
