@@ -20,8 +20,8 @@ The text in `Annotated`, or the string below a field, is its doc. A class that g
 `steps: int = 100`, inherits its doc; its own fields are listed first. A field without a default is required.
 `Positional` fields take the values that have no name, in the order of the fields; the last one may be a tuple, which
 takes all that are left. A `Rest` field takes what is meant for another program: every `field=value` of no other field.
-Types: int, float, bool, str, Path, Literal, `X | None` ("none"), tuples of these ("1,2,3"), and frozen dataclasses of
-these. A field of another type cannot be set from the command line.
+Types: those of `engine.console.values`, and frozen dataclasses of them. A field of another type cannot be set from the
+command line.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ import ast
 import dataclasses
 import difflib
 import inspect
-import math
-import os
 import re
 import sys
 import textwrap
@@ -40,11 +38,9 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
-import msgspec
-
+from engine.console.values import convert, has_form, show, type_name
 from sandbox.printable import printable
 
 Config = TypeVar("Config")
@@ -53,7 +49,6 @@ _NEAR = 0.7  # of difflib: what is less alike is no typing error
 _MOST = 2  # fields that are named where others may be meant
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")  # what stands before "=" in an option; a path with "=" in it has a "/" too
 _WIDTH = 100  # of what `--help` prints
-_UNIONS = (typing.Union, types.UnionType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ def _described(name: str, option: _Option) -> list[str]:
     doc = textwrap.wrap(option.doc, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
     if isinstance(option.note, Rest):
         return ["  field=value ...", *doc]
-    default = "required" if option.is_required else f"default {_show(option.default) or repr('')}"
+    default = "required" if option.is_required else f"default {show(option.default) or repr('')}"
     return [f"  {name}: {type_name(option.kind)}, {default}", *doc]
 
 
@@ -131,7 +126,7 @@ def overrides(config_class: type[Any], values: Mapping[str, Any]) -> list[str]:
     values: as `flat` gives them, perhaps come through JSON, which has no tuples and no paths.
     """
     given = [option for option in _options(config_class) if option.name in values]
-    shown = [(option.name, _show(values[option.name]), _show(option.default)) for option in given]
+    shown = [(option.name, show(values[option.name]), show(option.default)) for option in given]
     return [f"{name}={value}" for name, value, default in shown if value != default]
 
 
@@ -163,7 +158,7 @@ def _options(config_class: type[Any], default: Any = None, prefix: str = "") -> 
         value = getattr(default, item.name) if default is not None else _default_of(item)
         if is_dataclass(value) and not isinstance(value, type):
             yield from _options(type(value), value, f"{prefix}{item.name}.")
-        elif _has_form(kind):
+        elif has_form(kind):
             name, note = f"{prefix}{item.name}", notes.get(item.name, "")
             if isinstance(note, str):
                 yield _Option(name, kind, value, note)
@@ -233,18 +228,6 @@ def _docs_below(config_class: type[Any]) -> dict[str, str]:
     return docs
 
 
-def _has_form(kind: Any) -> bool:
-    """Returns whether a type has a form on the command line."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        return True
-    if origin in _UNIONS:
-        return all(part is type(None) or _has_form(part) for part in arguments)
-    if origin is tuple:
-        return all(part is Ellipsis or _has_form(part) for part in arguments)
-    return kind in (int, float, bool, str, Path)
-
-
 def _build(config_class: type[Any], given: Mapping[str, Any]) -> Any:
     defaults = {item.name: _default_of(item) for item in fields(config_class)}
     own = {name: value for name, value in given.items() if name.partition(".")[0] in defaults}
@@ -270,45 +253,6 @@ def _replace(config: Any, given: Mapping[str, Any], where: str) -> Any:
         return dataclasses.replace(config, **values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-
-
-def convert(text: str, kind: Any) -> Any:
-    """Returns text as a value of a type. Raises ValueError if it is none, OverflowError for an int above 64 bits."""
-    arguments = typing.get_args(kind)
-    if type(None) in arguments:
-        if text.lower() == "none":
-            return None
-        return convert(text, typing.Union[tuple(part for part in arguments if part is not type(None))])  # noqa: UP007
-    if typing.get_origin(kind) is tuple:
-        parts = [part.strip() for part in text.strip("()[]").split(",") if part.strip()]
-        kinds = [arguments[0]] * len(parts) if arguments[-1] is Ellipsis else list(arguments)
-        return tuple(convert(part, kind) for part, kind in zip(parts, kinds, strict=True))
-    value = msgspec.convert(text, kind, strict=False, dec_hook=_path)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(text)
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:  # msgspec could not write it into a message
-        raise OverflowError(text)
-    return value
-
-
-def _path(kind: type[Path], text: str) -> Path:
-    return kind(os.path.expanduser(text))  # not every shell knows "~" within a word, and make's does not
-
-
-def type_name(kind: Any) -> str:
-    """Returns a type as a user would write it."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is type(None):
-        return "none"
-    if kind is Ellipsis:
-        return "..."
-    if origin is Literal:
-        return "|".join(map(str, arguments))
-    if origin in _UNIONS:
-        return "|".join(map(type_name, arguments))
-    if origin is tuple:
-        return f"tuple[{', '.join(map(type_name, arguments))}]"
-    return str(getattr(kind, "__name__", kind))
 
 
 def _given(options: Sequence[_Option], argv: Sequence[str]) -> dict[str, Any]:
@@ -407,13 +351,6 @@ def _place(option: _Option) -> str:
         return f"{option.name}=value"
     shown = option.name.upper() + ("..." if _is_many(option) else "")
     return shown if option.is_required else f"[{shown}]"
-
-
-def _show(value: Any) -> str:
-    """Returns a default as it would be written on the command line."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _refuse(message: str) -> NoReturn:
