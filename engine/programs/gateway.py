@@ -51,18 +51,22 @@ class Options:
         tuple[str, ...], "what clients call it, the first name being what they are told; empty: the folder's name"
     ] = ()
     replicas: Annotated[int, "vLLM engines"] = 1
-    devices: Annotated[tuple[int, ...], "GPUs; empty: the CPU"] = ()
+    devices: Annotated[tuple[int, ...], "numbers of GPUs; empty: the CPU"] = ()
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
-    dtype: Annotated[Literal["float32", "bfloat16"], "on the CPU"] = "float32"
-    kv_blocks: Annotated[int | None, "of 32 tokens; none: what a GPU holds, on the CPU 8 conversations"] = None
-    max_tokens: Annotated[int | None, "of a conversation; none: 4096, or what the model has room for"] = None
-    temperature: Annotated[float, "where a request has none"] = 1.0
-    seed: Annotated[int | None, "of sampling; none: a request is sampled anew each time"] = None
-    system: Annotated[str | None, "a system message for conversations that have none"] = None
-    host: Annotated[str, "beyond loopback a token is required, and TLS is a proxy's"] = "127.0.0.1"
-    port: Annotated[int, "0: any free one, which is printed"] = 8000
+    dtype: Annotated[Literal["float32", "bfloat16"], "what engines on the CPU compute in"] = "float32"
+    kv_blocks: Annotated[
+        int | None, "KV blocks of 32 tokens; none: all that fit on a GPU, 8 conversations on the CPU"
+    ] = None
+    max_tokens: Annotated[int | None, "bound of a conversation; none: 4096, or what the model has room for"] = None
+    temperature: Annotated[float, "temperature of requests that name none"] = 1.0
+    seed: Annotated[int | None, "seed of requests that name none; none: they are sampled anew each time"] = None
+    system: Annotated[str | None, "system message of conversations that have none"] = None
+    host: Annotated[str, "address to listen on; beyond loopback a token is required, and TLS is a proxy's task"] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, "port to listen on; 0: any free one, which is printed"] = 8000
     token: Annotated[str, "what clients must send; better as ROCSTAR_GATEWAY_TOKEN, which other users cannot see"] = ""
-    tools: Annotated[bool, "run the Python that the model writes, and answer at last"] = False
+    tools: Annotated[bool, "run the Python that the model writes, and answer with its last message"] = False
     tool_wall_s: Annotated[float, "time limit of a call"] = 4.0
     slots: Annotated[int, "calls that run at once"] = 8
     tool: ToolOptions = field(default_factory=ToolOptions)

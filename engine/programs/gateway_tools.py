@@ -20,17 +20,25 @@ CUTS = {"inside": clip, "outside": clip_outside}
 class ToolOptions:
     """Those that a checkpoint was trained with: a model knows its tool by name, description and parameters."""
 
-    name: Annotated[str, "of the tool"] = "python"
+    name: Annotated[str, "name of the tool"] = "python"
     schema: Annotated[Path | None, "JSON file with the tool in OpenAI's form, in place of the name; none: ours"] = None
     stateful: Annotated[bool, "the calls of an answer share their variables"] = False
     display: Annotated[bool, "a call without output answers with the value of its last expression"] = False
-    reply_chars: Annotated[int, "of a call's output, which is cut in its middle"] = 1000
+    reply_chars: Annotated[int, "longest output of a call that the model reads; a longer one is cut in its middle"] = (
+        1000
+    )
     cut: Annotated[str, "inside: the mark of a cut counts; outside: it does not"] = "inside"
-    feedback: Annotated[FeedbackName, "of an error: traceback, message, or as rStar2-Agent's judge"] = "traceback"
-    turns: Annotated[int, "of the model in an answer"] = 10
-    calls_per_turn: Annotated[int | None, "later ones are surplus; none: as many as the model writes"] = None
-    surplus_calls: Annotated[SurplusCalls, "refuse: answered with an error; drop: not noticed"] = "refuse"
-    response_tokens: Annotated[int | None, "of all turns and replies of an answer; none: what a prompt leaves"] = None
+    feedback: Annotated[
+        FeedbackName, "what an error tells: its traceback, its message, or what rStar2-Agent's judge tells"
+    ] = "traceback"
+    turns: Annotated[int, "most turns of an answer"] = 10
+    calls_per_turn: Annotated[int | None, "most calls of a turn; none: as many as the model writes"] = None
+    surplus_calls: Annotated[SurplusCalls, "calls above that: refuse answers them with an error, drop ignores them"] = (
+        "refuse"
+    )
+    response_tokens: Annotated[
+        int | None, "most tokens of an answer, replies included; none: what the prompt leaves"
+    ] = None
     deadline_s: Annotated[float, "wall time of an answer"] = 600.0
 
     def __post_init__(self) -> None:

@@ -245,14 +245,14 @@ def _told(trajectory: Trajectory, turn: int, decode: Any) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class Options:
     run: Annotated[Path, Positional("folder of a recorded run")]
-    step: Annotated[int, "of the run, from 1"]
-    group: Annotated[int, "of the step, from 0"]
-    sample: Annotated[int, "of the group"]
-    turn: Annotated[int, "the first that is sampled anew, from 0"]
-    seed: Annotated[int | None, "none: the run's"] = None
-    checkpoint: Annotated[Path | None, "Hugging Face folder; none: what the run has made"] = None
+    step: Annotated[int, "number of the step, from 1"]
+    group: Annotated[int, "number of the group in its step, from 0"]
+    sample: Annotated[int, "number of the trajectory in its group, from 0"]
+    turn: Annotated[int, "the first turn that is sampled anew, from 0"]
+    seed: Annotated[int | None, "another seed; none: the run's"] = None
+    checkpoint: Annotated[Path | None, "Hugging Face folder; none: the weights that the run has made"] = None
     start: Annotated[bool, "take the weights that the run began with"] = False
-    recipe: Annotated[Path | None, "the file to run; none: the run's, if it is of this checkout"] = None
+    recipe: Annotated[Path | None, "recipe file to run; none: the run's own, if it is of this checkout"] = None
 
 
 def main(argv: Sequence[str]) -> int:

@@ -34,9 +34,9 @@ SHOWN = 20  # unless another number is asked for
 @dataclass(frozen=True, kw_only=True)
 class Options:
     run: Annotated[Path, Positional("folder of the run")] = Path("runs/quickstart")
-    step: Annotated[int | None, "none: the last one that is recorded"] = None
+    step: Annotated[int | None, "which step; none: the last one that is recorded"] = None
     only: Annotated[Literal["all", "right", "wrong", "kept"], "which trajectories"] = "all"
-    prompt: Annotated[str, "only of this prompt's id"] = ""
+    prompt: Annotated[str, "id of a prompt; empty: all"] = ""
     first: Annotated[int | None, f"at most so many; none: {SHOWN}, and all as JSON lines"] = None
     jsonl: Annotated[bool, "print JSON lines"] = False
 

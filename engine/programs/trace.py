@@ -22,7 +22,7 @@ PROGRAM = "rocstar trace"
 @dataclass(frozen=True, kw_only=True)
 class Options:
     run: Annotated[Path, Positional("folder of the run")]
-    steps: Annotated[str | None, "12, or 10-12; none: all whose timeline is there"] = None
+    steps: Annotated[str | None, "which steps, 12 or 10-12; none: all whose timeline is there"] = None
     output: Annotated[Path | None, "the file; none: timeline-10-12.json in the run's folder"] = None
 
 

@@ -37,7 +37,7 @@ class Options:
     run: Annotated[
         tuple[Path, ...], Positional("folder of a run, such as runs/quickstart; several are shown beside each other")
     ]
-    follow: Annotated[bool, "the page shows what a run under way goes on to do"] = False
+    follow: Annotated[bool, "keep reading a run that is under way"] = False
     port: Annotated[int, "where the page is served; 0: any free port, which is printed"] = 8010
     export: Annotated[Path | None, "write all of it into this file, RUN.html, and serve nothing"] = None
 
