@@ -16,11 +16,11 @@ from tests.support.paths import ROOT
 
 
 def part(code, **options):
-    words = ("-c", code, "FILE")
+    arguments = ("-c", code, "FILE")
     given = {
         "name": "p",
-        "full": words,
-        "rehearsal": words,
+        "full": arguments,
+        "rehearsal": arguments,
         "limit_s": 30.0,
         "read": lambda file: {"jail": json.loads(file.read_text())["jail"]},
     }
@@ -63,8 +63,8 @@ def test_parts_are_told_by_their_beginnings():
 
 @pytest.mark.timeout(300)
 def test_the_cheap_parts_are_rehearsed_to_the_last_line(tmp_path):
-    words = ["-m", "bench", "gpu", "rehearse=true", "parts=doctor,attention,learner_qwen3-1.7b_4k_lora"]
-    command = [sys.executable, *words, f"into={tmp_path / 'results'}"]
+    arguments = ["-m", "bench", "gpu", "rehearse=true", "parts=doctor,attention,learner_qwen3-1.7b_4k_lora"]
+    command = [sys.executable, *arguments, f"into={tmp_path / 'results'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     rows = json.loads(done.stdout.splitlines()[-1])["figures"]
@@ -77,13 +77,13 @@ def test_what_a_part_asks_of_a_gpu_is_understood_where_there_is_none():
     """So that the first minute on a GPU is not spent on a wrong word."""
     understood = 0
     for one in parts():
-        words = list(one.full)
-        if words[1] == "bench":
-            bench = CATALOGUE[words[2]].load().BENCH
-            given = [word.replace("=cuda", "=cpu") for word in words[3:]]  # it looks whether there is one
+        arguments = list(one.full)
+        if arguments[1] == "bench":
+            bench = CATALOGUE[arguments[2]].load().BENCH
+            given = [word.replace("=cuda", "=cpu") for word in arguments[3:]]  # it looks whether there is one
             parse_all([bench.options, Shell], given)
             understood += 1
-        elif words[2] == "quickstart":
-            assert parse(Config, words[3:-1]).training().devices.shared
+        elif arguments[2] == "quickstart":
+            assert parse(Config, arguments[3:-1]).training().devices.shared
             understood += 1
-    assert understood == len(parts()) - 3, "doctor, attention and sleep have the words that they are rehearsed with"
+    assert understood == len(parts()) - 3, "doctor, attention and sleep have the arguments of the rehearsal"

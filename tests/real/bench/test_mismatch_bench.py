@@ -38,9 +38,9 @@ def test_figures_are_of_the_size_and_the_divergence_is_k3():
 
 
 def test_the_bench_on_a_real_engine_and_a_real_learner(tmp_path: Path) -> None:
-    words = ["mismatch", "rounds=1", "trajectories=4", "pairs=float32/float32"]
+    arguments = ["mismatch", "rounds=1", "trajectories=4", "pairs=float32/float32"]
     surroundings = {"cwd": ROOT, "env": {**os.environ, "TMPDIR": str(tmp_path)}}
-    command = [sys.executable, "-m", "bench", *words]
+    command = [sys.executable, "-m", "bench", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, **surroundings)
     assert done.returncode == 0, done.stderr
     assert 0 < json.loads(done.stdout.splitlines()[-1])["figures"]["float32/float32"]["max"] < 1e-3
