@@ -1,11 +1,11 @@
-"""What a loss and a weight transport must do. Run the checks on your own:
+"""Checks of the promises that a loss and a weight transport must keep. Run them on your own:
 
     from algo import contracts
 
     def test_my_loss():
         contracts.check_loss(MyLoss())
 
-A check raises AssertionError with the promise that was broken. Those for tools, rewards, selectors, replicas and
+A check raises AssertionError with the promise that was broken. The checks for tools, rewards, selectors, replicas and
 placement are in `engine.contracts`.
 """
 
@@ -22,8 +22,10 @@ from algo.loss.interface import Tokens, Totals
 
 
 def check_loss(loss: Any, lengths: Sequence[int] = (1, 5, 3), seed: int = 0) -> None:
-    """A scalar and sums over the tokens that add up over any cut between trajectories, whatever the cut; nothing to
-    learn from gives 0; it reaches the learner as plain values (`algo.loss.interface.Loss`).
+    """Checks that a loss keeps the promises of `algo.loss.interface.Loss`.
+
+    It returns a scalar and sums over tokens, which add up however trajectories are divided; it is 0 without a token to
+    learn from; it reaches the learner as plain values.
     """
     assert from_plain(to_plain(loss)) == loss, "the learner builds the same loss from its plain values"
     rng = torch.Generator().manual_seed(seed)
@@ -71,20 +73,19 @@ def check_loss(loss: Any, lengths: Sequence[int] = (1, 5, 3), seed: int = 0) -> 
 
 
 def check_transport(transport: Any, read: Callable[[str, int], Mapping[str, Any]]) -> None:
-    """What replicas read of a version is what was written as that version, all of it, whoever comes when
-    (`algo.weights.layout.Transport`).
+    """Checks a transport (`algo.weights.layout.Transport`): replicas read all that was written as a version.
 
-    read: the weights by name that a replica gets at an address for a version.
+    read: returns the weights by name that a replica gets at an address for a version.
     """
-    for version in range(4):  # memory is written again
+    for version in range(4):  # the transport writes its memory again
         with transport.writing(version) as views:
             for number, view in enumerate(views.values()):
                 view.fill_(10 * version + number)
         assert views, "this rank hands nothing on"
         for _ in range(2):
-            found = read(transport.address(version), version)
-            assert found.keys() == views.keys(), f"read: {sorted(found)}"
+            weights = read(transport.address(version), version)
+            assert weights.keys() == views.keys(), f"read: {sorted(weights)}"
             for number, (name, view) in enumerate(views.items()):
-                assert found[name].shape == view.shape, name
-                assert found[name].dtype == view.dtype, name
-                assert found[name].eq(10 * version + number).all(), f"{name} of version {version} is {found[name]}"
+                assert weights[name].shape == view.shape, name
+                assert weights[name].dtype == view.dtype, name
+                assert weights[name].eq(10 * version + number).all(), f"{name} of version {version} is {weights[name]}"

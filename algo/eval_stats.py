@@ -1,9 +1,10 @@
-"""What an evaluation says about a policy, with its uncertainty.
+"""Estimates of a policy's accuracy from an evaluation, with their uncertainty.
 
 Invariants
 - pass@k and pass^k are unbiased for any k up to the number of samples; beyond it there is no estimate.
 - An interval treats the samples of one problem as correlated: problems, not samples, are what was drawn.
-- An interval of scores stays inside [0, 1], and no finite sample gives one of width 0, nor do equal pairs.
+- An interval of scores stays inside [0, 1]. No finite sample gives an interval of width 0, and equal pairs do not
+  either.
 
 Shape legend: P problems, K samples of each.
 """
@@ -31,7 +32,7 @@ class Interval:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The chance that at least one of k samples is correct: 1 - C(n - c, k) / C(n, k).
+    """Estimates the chance that at least one of k samples is correct: 1 - C(n - c, k) / C(n, k).
 
     Source: Codex (arXiv 2107.03374, eq. 1). Raises ValueError unless 0 <= correct <= samples and 1 <= k <= samples.
 
@@ -43,9 +44,9 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def pass_hat_k(samples: int, correct: int, k: int) -> float:
-    """The chance that all of k samples are correct: C(c, k) / C(n, k). Source: tau-bench (arXiv 2406.12045).
+    """Estimates the chance that all of k samples are correct: C(c, k) / C(n, k). Source: tau-bench (arXiv 2406.12045).
 
-    Raises ValueError as `pass_at_k`.
+    Raises ValueError as `pass_at_k` does.
     """
     _check(samples, correct, k)
     return math.comb(correct, k) / math.comb(samples, k)
@@ -57,13 +58,15 @@ def _check(samples: int, correct: int, k: int) -> None:
 
 
 def avg_at_k(scores_PK: NDArray[np.float64], confidence: float = 0.95) -> Interval:
-    """Mean score over problems and samples, with the interval for problems of this kind (not for these alone).
+    """Returns the mean score over problems and samples, with its interval for all problems of this kind.
 
-    The exact interval of a binomial at an effective number of samples, p (1 - p) / (standard error clustered by
-    problem)^2: between P, when the samples of a problem all agree, and P K. Source: Korn and Graubard (1998) with the
-    interval of Clopper and Pearson (1934). The clustered variance counts one problem more, half of it solved: the few
-    problems that a weak model solves decide its mean, and where none of them was drawn the scores alone know of no
-    variance. It covers the mean at least as often as it says, with thirty problems too.
+    The interval is the exact one of a binomial with an effective number of samples, p (1 - p) / (standard error
+    clustered by problem)^2, which lies between P, when the samples of a problem all agree, and P K. Source: Korn and
+    Graubard (1998) with the interval of Clopper and Pearson (1934). The clustered variance counts one more problem,
+    half of it solved: the few problems that a weak model solves decide its mean, and if none of them was drawn, the
+    scores alone show no variance. The interval covers the mean at least as often as `confidence` promises, with thirty
+    problems too.
+
     Raises ValueError unless scores are in [0, 1], [P, K], with at least one of each.
     """
     scores_PK = np.asarray(scores_PK, np.float64)
@@ -85,12 +88,14 @@ def avg_at_k(scores_PK: NDArray[np.float64], confidence: float = 0.95) -> Interv
 def paired_difference(
     ours_PK: NDArray[np.float64], theirs_PK: NDArray[np.float64], confidence: float = 0.95
 ) -> Interval:
-    """Mean of ours - theirs over the same problems: how hard a problem is cancels, unlike in two intervals.
+    """Returns the mean of ours - theirs over the same problems, so that their difficulty cancels.
 
-    Source: arXiv 2411.00640, section 4. The numbers of samples may differ; with problems drawn at random the interval
-    is Student's. Its variance counts two problems more, one to each side, by as much as those differ that do; by 1
-    where none does: that all pairs are equal does not say that the next one will be, and leaves about 3 / P open.
-    Raises ValueError unless there are two problems or more, the same number of each.
+    Source: arXiv 2411.00640, section 4. The numbers of samples may differ. Since problems are drawn at random, the
+    interval is Student's. Its variance counts two more problems, one to each side, that differ by as much as those that
+    do differ, or by 1 if none does: that all pairs are equal does not show that the next one will be, and leaves about
+    3 / P open.
+
+    Raises ValueError unless there are two or more problems, the same number on both sides.
     """
     ours_P, theirs_P = np.asarray(ours_PK, np.float64).mean(1), np.asarray(theirs_PK, np.float64).mean(1)
     if ours_P.shape != theirs_P.shape or len(ours_P) < 2:
@@ -117,7 +122,7 @@ def mean_of_runs(values_S: Sequence[float], confidence: float = 0.95) -> Interva
 
 
 def student_p(statistic: float, freedom: float) -> float:
-    """How often chance alone makes Student's t so large, to either side.
+    """Returns how often chance alone makes Student's t this large, in either direction.
 
     >>> round(student_p(2.045, 29), 3)
     0.05
@@ -126,7 +131,7 @@ def student_p(statistic: float, freedom: float) -> float:
 
 
 def _binomial_bounds(share: float, count: float, confidence: float) -> tuple[float, float]:
-    """Clopper and Pearson's bounds for a share of so many, which need not be whole."""
+    """Returns Clopper and Pearson's bounds for a share of `count` samples, which need not be a whole number."""
     tail, right = (1 - confidence) / 2, share * count
     wrong = count - right
     low = _beta_quantile(tail, right, wrong + 1) if right > 0 else 0.0
@@ -134,7 +139,7 @@ def _binomial_bounds(share: float, count: float, confidence: float) -> tuple[flo
 
 
 def _beta_quantile(share: float, a: float, b: float) -> float:
-    """Where the distribution function of Beta(a, b) reaches the share, by bisection."""
+    """Returns the point at which the distribution function of Beta(a, b) reaches a share, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -143,7 +148,7 @@ def _beta_quantile(share: float, a: float, b: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function, as a continued fraction.
+    """Returns the regularised incomplete beta function, computed as a continued fraction.
 
     Source: Abramowitz and Stegun, 26.5.8, evaluated from the front (Lentz, 1976).
     """
@@ -165,7 +170,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _quantile(confidence: float, freedom: int) -> float:
-    """Student's two-sided quantile: exact for 1 and 2 degrees of freedom, beyond within 1 % up to a confidence of 0.99.
+    """Returns Student's two-sided quantile: exact for 1 and 2 degrees of freedom, else within 1 % up to 0.99.
 
     Source: Abramowitz and Stegun, 26.7.5. Raises ValueError unless confidence is in (0, 1).
     """

@@ -1,17 +1,18 @@
-"""Supervised fine-tuning: marked examples become the batches that the learner trains, on the path of RL's rollouts.
+"""Supervised fine-tuning: turns marked examples into batches, which the learner trains on as it does on RL's rollouts.
 
     LearnerConfig(loss=CrossEntropy(), minibatches=1, schedule="cosine", steps=..., ...)
     stream = examples(conversations, ChatTemplate.load(checkpoint).conversation)
     for batch in batches(stream, batch_size=16, seed=0): await learner.train(batch, version=0)
 
-Promises
+Invariants
 - Only tokens with `loss_T` True are learnt, each predicted from all the tokens of its example before it.
 - Every example of the stream is in exactly one batch, in an order that depends on the seed only.
 - A batch holds examples of similar length, drawn from a pool of `pool_batches` batches, so that ranks get equal work.
 
-With `CrossEntropy()` a batch's loss is the mean over its learnt tokens. With batches of similar length a token of a
-short example then weighs more than one of a long example, which shifts the model towards the short kind; where the mix
-of kinds matters, `CrossEntropy(aggregate=n)` with n a typical number of learnt tokens divides by n times the examples.
+With `CrossEntropy()` a batch's loss is the mean over its learnt tokens. Since batches have similar lengths, a token of
+a short example then weighs more than one of a long example, which shifts the model towards the short kind. Where the
+mix of kinds matters, use `CrossEntropy(aggregate=n)` with n a typical number of learnt tokens: it divides by n times
+the number of examples.
 
 Shape legend: T tokens of an example, B examples and N tokens of a batch.
 """
@@ -51,7 +52,7 @@ class Example:
 
     @classmethod
     def of(cls, pieces: Pieces) -> Self:
-        """From ids and whether they are learnt, piece by piece.
+        """Makes an example of pieces: token ids, and whether they are learnt.
 
         >>> Example.of([([5, 6], False), ([7, 2], True)])
         Example(ids_T=[5, 6, 7, 2], loss_T=[False, False, True, True])
@@ -61,7 +62,7 @@ class Example:
 
 
 def examples(conversations: Iterable[Conversation], tokenize: Callable[[Conversation], Pieces]) -> Iterator[Example]:
-    """The examples of chat data, messages with text or OpenAI's `tool_calls`.
+    """Yields the examples of chat data: messages with text or OpenAI's `tool_calls`.
 
     tokenize: `ChatTemplate.conversation`.
 
@@ -76,7 +77,7 @@ def examples(conversations: Iterable[Conversation], tokenize: Callable[[Conversa
 
 
 def batches(examples: Iterable[Example], *, batch_size: int, seed: int, pool_batches: int = 16) -> Iterator[Batch]:
-    """Batches of `batch_size` examples, numbered from 1; the last ones of the stream may be smaller."""
+    """Yields batches of `batch_size` examples, numbered from 1; the last ones of the stream may be smaller."""
     for name, value in (("batch_size", batch_size), ("pool_batches", pool_batches)):
         require(name, value, at_least(1))
     rng, stream, step = random.Random(seed), iter(examples), itertools.count(1)
@@ -88,7 +89,7 @@ def batches(examples: Iterable[Example], *, batch_size: int, seed: int, pool_bat
 
 
 def to_batch(step: int, examples: Sequence[Example]) -> Batch:
-    """What a step trains; nothing sampled these tokens: log-probabilities are 0 and versions -1."""
+    """Makes the batch of a step. Nothing sampled these tokens, so log-probabilities are 0 and versions -1."""
     lengths_B = np.asarray([len(example.ids_T) for example in examples], np.int32)
     return Batch(
         step=step,

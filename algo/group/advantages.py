@@ -1,7 +1,7 @@
-"""Advantages: what is taken off a trajectory's reward, and what divides the rest.
+"""Turns the rewards of a group into advantages: a baseline is subtracted, and a scale divides the rest.
 
 Invariants
-- Everything is float64; the result of a group depends on that group alone, unless baseline or scale are the batch's.
+- Everything is float64. The result of a group depends on that group alone, unless the baseline or scale is the batch's.
 - A flat group (max - min == 0, a group of one included) gets exactly 0: no rounding noise divided by a tiny deviation.
   With the baseline of the batch that holds for a flat batch, and flat groups are trained like others.
 
@@ -25,8 +25,7 @@ Scale = Literal["group", "batch", "mean", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantage:
-    """How rewards become advantages; a recipe gives the same one to `algo.group.batch.select_and_score` and
-    `algo.group.batch.make_batch`.
+    """How rewards become advantages; `select_and_score` and `make_batch` of `algo.group.batch` are given the same one.
 
     | method | advantage |
     |---|---|
@@ -44,16 +43,16 @@ class Advantage:
     """
 
     baseline: Baseline = "mean"
-    """What is taken off a reward: "mean", that of its group; "leave_one_out", that of the group's others; "length", the
-    group's mean weighted by the sampled tokens of each trajectory, sum(l r) / sum(l), which makes the variance of the
-    gradient least where its square grows with the length (OPO's optimal reward baseline); "batch", the mean over the
-    batch's trajectories, whatever their groups."""
+    """What is subtracted from a reward: "mean", the group's mean; "leave_one_out", the mean of the group's other
+    rewards; "length", the group's mean weighted by the sampled tokens of each trajectory, sum(l r) / sum(l), which
+    minimises the gradient's variance if its square grows with the length (OPO's optimal reward baseline); "batch", the
+    mean over the batch's trajectories, whatever their groups."""
     scale: Scale = "group"
-    """What divides the rest: "group", the deviation within the group; "batch", that of the rest over the batch's
-    trajectories; "mean", the mean reward of the group, whose gradient is that of the log of the success rate (MaxRL;
+    """What divides the rest: "group", its deviation within the group; "batch", its deviation over the batch's
+    trajectories; "mean", the group's mean reward, which gives the gradient of the log of the success rate (MaxRL;
     rewards must be at least 0); "none", nothing."""
     eps: float = 1e-6
-    """Added to what divides."""
+    """Small number that is added to the divisor."""
 
     def __post_init__(self) -> None:
         for name, known in (("baseline", get_args(Baseline)), ("scale", get_args(Scale))):
@@ -64,30 +63,30 @@ class Advantage:
 
     @property
     def over_batch(self) -> bool:
-        """Whether the groups of a batch have to be known."""
+        """Whether advantages need all groups of a batch."""
         return "batch" in (self.baseline, self.scale)
 
     def of_group(
         self, rewards_G: NDArray[np.float64], lengths_G: NDArray[np.int64] | None = None
     ) -> NDArray[np.float64]:
-        """Of one group; with the scale of the batch, what `of_batch` has still to divide.
+        """Returns the advantages of one group, [G]. With the scale of the batch, `of_batch` has still to divide them.
 
         lengths_G: sampled tokens, for the baseline "length". Raises ValueError for rewards that the scale cannot take.
         """
         rewards_G = np.asarray(rewards_G, dtype=np.float64)
         by_std = self.scale == "group"
         if self.baseline == "length":
-            found_G = self._less_weighted_mean(_checked(rewards_G), lengths_G)
+            advantages_G = self._less_weighted_mean(_checked(rewards_G), lengths_G)
             if by_std:
-                found_G = found_G / (rewards_G.std(ddof=1) + self.eps)
+                advantages_G = advantages_G / (rewards_G.std(ddof=1) + self.eps)
         else:
             out = self.baseline == "leave_one_out"
-            found_G = group_advantages(rewards_G, divide_by_std=by_std, leave_one_out=out, eps=self.eps)
+            advantages_G = group_advantages(rewards_G, divide_by_std=by_std, leave_one_out=out, eps=self.eps)
         if self.scale == "mean" and not is_flat(rewards_G):
             if rewards_G.min() < 0:
                 raise ValueError(f"Advantage.scale 'mean' needs rewards of at least 0, got {rewards_G.min():g}")
-            found_G = found_G / (rewards_G.mean() + self.eps)
-        return found_G
+            advantages_G = advantages_G / (rewards_G.mean() + self.eps)
+        return advantages_G
 
     def _less_weighted_mean(
         self, rewards_G: NDArray[np.float64], lengths_G: NDArray[np.int64] | None
@@ -101,7 +100,7 @@ class Advantage:
     def of_batch(
         self, rewards: Sequence[NDArray[np.float64]], lengths: Sequence[NDArray[np.int64]] | None = None
     ) -> list[NDArray[np.float64]]:
-        """Of the groups of a batch, each [G]; flat groups are gone unless the baseline is the batch's."""
+        """Returns the advantages of a batch's groups, each [G]; flat groups get 0 unless the batch is the baseline."""
         if not rewards:
             return []
         if self.baseline == "batch":
@@ -120,7 +119,7 @@ class Advantage:
 
 
 def is_flat(rewards_G: NDArray[np.float64], tolerance: float = 0.0) -> bool:
-    """True when the group carries no signal: fewer than two rewards, or max - min <= tolerance.
+    """Whether a group carries no signal: it has fewer than two rewards, or max - min <= tolerance.
 
     Source: dynamic sampling of DAPO (arXiv 2503.14476, section 3.2).
     """
@@ -134,12 +133,14 @@ def group_advantages(
     leave_one_out: bool = False,
     eps: float = 1e-6,
 ) -> NDArray[np.float64]:
-    """(r - mean) / (std + eps) with the group's sample deviation (ddof = 1).
+    """Returns (r - mean) / (std + eps), float64 [G], with the group's sample deviation (ddof = 1).
 
-    divide_by_std False: r - mean as in Dr. GRPO. leave_one_out: the mean is that of the others, G / (G - 1) times as
-    far away; without the division that is RLOO. std: that of all centred rewards of the batch, for instance.
-    Source: GRPO (arXiv 2402.03300, section 4.1), Dr. GRPO (arXiv 2503.20783), RLOO (arXiv 2402.14740).
-    Returns float64 [G]. Raises ValueError when a reward is not finite or the array is not one-dimensional.
+    divide_by_std: if False, returns r - mean, as in Dr. GRPO.
+    leave_one_out: uses the mean of the others, which is G / (G - 1) times as far away; without the division that is
+    RLOO.
+
+    Source: GRPO (arXiv 2402.03300, section 4.1), Dr. GRPO (arXiv 2503.20783), RLOO (arXiv 2402.14740). Raises
+    ValueError when a reward is not finite or the array is not one-dimensional.
 
     >>> group_advantages(np.asarray([1.0, 0.0, 0.0]), divide_by_std=False, leave_one_out=True).tolist()
     [1.0, -0.5, -0.5]

@@ -1,7 +1,7 @@
-"""From a graded group to what is trained of it: selection, advantages, or a reason to drop it.
+"""Turns a graded group into what is trained, selected trajectories and their advantages, or drops it with a reason.
 
 Invariants
-- Deterministic given the run's seed and the prompt: the order in which groups finish does not matter.
+- The result depends on the run's seed and the prompt alone: the order in which groups finish does not matter.
 - Trajectories with an infrastructure error are never trained and never count as failures.
 """
 
@@ -25,21 +25,21 @@ GRPO = Advantage()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Called with a group: sets kept and advantages_K, or drop ("error" or "flat"). `select_and_score` makes it."""
+    """Sets a group's kept and advantages_K, or its drop ("error" or "flat"). `select_and_score` makes it."""
 
     selector: Selector
     seed: int
     advantage: Advantage = GRPO
 
     def __call__(self, group: Group) -> Group:
-        """Raises ValueError for a selector that gives no indices, or one twice."""
+        """Returns the group with its selection. Raises ValueError if the selector gives no indices, or one twice."""
         usable = _usable(group)
-        alone = self.advantage.baseline == "batch"  # then a trajectory is compared with those of other groups
+        alone = self.advantage.baseline == "batch"  # a trajectory is then compared with those of other groups
         if len(usable) < (1 if alone else 2):
             return replace(group, drop="error")
         digest = hashlib.blake2b(f"{self.seed}/{group.prompt.id}".encode(), digest_size=8).digest()
         rng = np.random.default_rng(int.from_bytes(digest, "big"))
-        # As a tuple: what it would sort or shorten is what its indices are of.
+        # The selector gets a tuple: if it sorted or shortened a list, its indices would mean other trajectories.
         chosen = self.selector(tuple(group.trajectories[index] for index in usable), rng)
         kept = [usable[index] for index in self._indices(chosen, len(usable))]
         group = replace(group, kept=tuple(kept))
@@ -53,11 +53,11 @@ class Selection:
     def _indices(self, chosen: Any, members: int) -> list[int]:
         try:
             chosen = list(chosen)
-            indices = [operator.index(index) for index in chosen]  # numpy's are integers too
-            is_mask = any(isinstance(index, bool) for index in chosen)  # it would be read as the indices 0 and 1
+            indices = [operator.index(index) for index in chosen]  # numpy's integers too
+            is_mask = any(isinstance(index, bool) for index in chosen)  # a mask would be read as the indices 0 and 1
             if not is_mask and len(set(indices)) == len(indices) and all(0 <= index < members for index in indices):
                 return indices
-        except TypeError:  # no list of integers
+        except TypeError:  # not a list of integers
             pass
         name = getattr(self.selector, "__name__", type(self.selector).__name__)
         raise ValueError(
@@ -66,17 +66,18 @@ class Selection:
         )
 
     def explain(self, group: Group) -> list[Mapping[str, float]]:
-        """What the selector says of its choice, for each trajectory of a group; nothing of those that failed, and
-        nothing at all where it has no `explain` or the group was given up before its choice.
+        """Returns what the selector tells about its choice, by trajectory. It is empty for trajectories that failed.
+
+        It is empty for all if the selector has no `explain`, or if the group was given up before the choice.
         """
-        said: list[Mapping[str, float]] = [{} for _ in group.trajectories]
+        explained: list[Mapping[str, float]] = [{} for _ in group.trajectories]
         usable = _usable(group)
         explain = getattr(self.selector, "explain", None)
         if explain is None or len(usable) < 2 or any(group.trajectories[index].reward is None for index in usable):
-            return said
+            return explained
         for index, reasons in zip(usable, explain([group.trajectories[index] for index in usable]), strict=True):
-            said[index] = reasons
-        return said
+            explained[index] = reasons
+        return explained
 
 
 def _usable(group: Group) -> list[int]:
@@ -84,11 +85,11 @@ def _usable(group: Group) -> list[int]:
 
 
 def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GRPO) -> Selection:
-    """A function for `engine.stages.group.groups`: sets kept and advantages_K, or drop ("error" or "flat"). Raises
-    ValueError for a selector that gives no indices, or one twice.
+    """Returns a function for `engine.stages.group.groups` that sets kept and advantages_K, or drop ("error" or "flat").
 
     Advantages are those of the kept trajectories among themselves (rStar2-Agent, arXiv 2508.20722: over the G that RoC
-    keeps). With the scale or baseline of a batch there are none before `make_batch`, which has to be told the same:
+    keeps). With the scale or baseline of a batch there are none before `make_batch`, which has to be given the same
+    one:
 
         advantage = Advantage(scale="batch")
         select = select_and_score(selector, seed, advantage=advantage)
@@ -98,21 +99,21 @@ def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GR
 
 
 def rewards(group: Group) -> NDArray[np.float64]:
-    """Of the kept trajectories, [K]."""
+    """Returns the rewards of the kept trajectories, [K]."""
     return np.asarray([group.trajectories[index].reward for index in group.kept], np.float64)
 
 
 def lengths(group: Group) -> NDArray[np.int64]:
-    """Sampled tokens of the kept trajectories, [K]."""
+    """Returns the sampled tokens of the kept trajectories, [K]."""
     return np.asarray([group.trajectories[index].sampled_tokens for index in group.kept], np.int64)
 
 
 def make_batch(step: int, groups: Sequence[Group], *, advantage: Advantage = GRPO) -> Batch:
-    """What one step trains: the kept trajectories of its groups, in order. Empty when every group was dropped.
+    """Makes a step's batch of the kept trajectories of its groups, in order. It is empty if every group was dropped.
 
     Raises ValueError for what another temperature than 1 sampled: replicas give the log-probabilities of temperature 1,
-    so that it would be trained as if it had been sampled with these, and no check could see it. And for groups that
-    were prepared with an advantage of groups where this one is of the batch, or the other way round.
+    so it would be trained as if it had been sampled with these, and no check could notice. Raises ValueError too if
+    `select_and_score` was given an advantage of groups and this one is of the batch, or the reverse.
     """
     trained = [group for group in groups if group.kept]
     by_batch = advantage.over_batch
@@ -124,8 +125,8 @@ def make_batch(step: int, groups: Sequence[Group], *, advantage: Advantage = GRP
     kept = [group.trajectories[index] for group in groups for index in group.kept]
     if others := {member.temperature for member in kept} - {1.0}:
         raise ValueError(f"only what temperature 1 sampled can be trained (RolloutConfig.temperature), got {others}")
-    found = [group.advantages_K for group in trained if group.advantages_K is not None]
+    advantages = [group.advantages_K for group in trained if group.advantages_K is not None]
     if by_batch:
-        found = advantage.of_batch([rewards(group) for group in trained], [lengths(group) for group in trained])
-    advantages_B = np.concatenate(found) if found else np.zeros(0)
+        advantages = advantage.of_batch([rewards(group) for group in trained], [lengths(group) for group in trained])
+    advantages_B = np.concatenate(advantages) if advantages else np.zeros(0)
     return Batch.of(step, kept, advantages_B.astype(np.float32))

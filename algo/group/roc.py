@@ -1,10 +1,10 @@
-"""GRPO-RoC: of an oversampled group, keep clean successes and a fair share of failures.
+"""GRPO-RoC: keeps clean successes and a fair share of the failures of an oversampled group.
 
-Source: rStar2-Agent (arXiv 2508.20722), section on resampling on correct: 2G rollouts, G kept; floor(negatives / 2)
-negatives uniformly, the rest positives, with probability inversely proportional to p_err + p_format.
+Source: rStar2-Agent (arXiv 2508.20722), section on resampling on correct. Of 2G rollouts it keeps G: floor(negatives /
+2) negatives, drawn uniformly, and for the rest positives, with probability inversely proportional to p_err + p_format.
 
 Invariants
-- Keeps exactly min(keep, N) different trajectories; failures keep their share of the group, rounded down.
+- It keeps exactly min(keep, N) different trajectories; failures keep their share of the group, rounded down.
 - Positives are drawn one after another without replacement with weight 1 / (p_total + smoothing).
 - Failures are drawn uniformly: they are what the policy has to learn to avoid, whatever they look like.
 """
@@ -26,30 +26,32 @@ QUADRATURE = 128  # points
 
 
 def error_penalty(trajectory: Trajectory) -> float:
-    """p_err: failed calls / calls; 0.5 without a call. Malformed calls, timeouts and kills are failures."""
+    """Returns p_err: failed calls / calls, or 0.5 without a call. Malformed calls, timeouts and kills are failures."""
     uses = trajectory.tool_uses
     return sum(use.failed for use in uses) / len(uses) if uses else 0.5
 
 
 def format_penalty(trajectory: Trajectory) -> float:
-    """p_format: 1 without a closed answer tag, else min(1, (answers - 1) / turns). A truncated turn is a turn."""
+    """Returns p_format: 1 without a closed answer tag, else min(1, (answers - 1) / turns), truncated turns included."""
     count = len(answers(trajectory.text))
     return min(1.0, (count - 1) / len(trajectory.turns)) if count else 1.0
 
 
 def penalty(trajectory: Trajectory) -> float:
-    """p_total, in [0, 2]."""
+    """Returns p_total, in [0, 2]."""
     return error_penalty(trajectory) + format_penalty(trajectory)
 
 
 @dataclass(frozen=True, slots=True)
 class RoC:
-    """Selector of `keep` trajectories; a positive is one with reward > 0.
+    """Selects `keep` trajectories; a positive is one with reward > 0.
 
-    A penalty in the reward can make a right answer a failure: with DAPO's (`algo.reward.overlong`) one that is as long
-    as allowed has 1 - 1 = 0, counts among the negatives and is drawn uniformly. A factor below 1 prevents it.
-    smoothing: added to p_total, since a clean trajectory has penalty 0 and would have infinite weight.
-    A single failure among 2G is not kept (floor(1 / 2) = 0): the group is then flat and dropped, as in the paper.
+    A penalty in the reward can turn a right answer into a failure: with DAPO's (`algo.reward.overlong`) an answer of
+    the longest length has reward 1 - 1 = 0, so it counts as a negative and is drawn uniformly. A factor below 1
+    prevents that. A single failure among 2G is not kept (floor(1 / 2) = 0): the group is then flat and dropped, as in
+    the paper.
+
+    smoothing: is added to p_total, since a clean trajectory has penalty 0 and would have infinite weight.
 
     >>> RoC(keep=8)([], np.random.default_rng(0))
     []
@@ -63,12 +65,12 @@ class RoC:
         require("RoC.smoothing", self.smoothing, positive)
 
     def quota(self, positives: int, negatives: int) -> tuple[int, int]:
-        """How many of each are kept, of more than `keep` in all."""
+        """Returns how many of each kind are kept, if there are more than `keep` in all."""
         kept_negatives = negatives * self.keep // (positives + negatives)
         return self.keep - kept_negatives, kept_negatives
 
     def explain(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
-        """p_err and p_format of each, and the probability with which it is kept."""
+        """Returns p_err and p_format of each trajectory, and the probability with which it is kept."""
         return [
             {"p_err": error_penalty(member), "p_format": format_penalty(member), "probability": chance}
             for member, chance in zip(trajectories, self._probabilities(trajectories).tolist(), strict=True)
@@ -85,7 +87,7 @@ class RoC:
         return chances
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
-        """Indices to keep, ascending. Raises ValueError for an ungraded or failed trajectory."""
+        """Returns the indices to keep, ascending. Raises ValueError for an ungraded or failed trajectory."""
         rewards = [_reward(trajectory) for trajectory in trajectories]
         if len(trajectories) <= self.keep:
             return list(range(len(trajectories)))
@@ -105,19 +107,20 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 def draw(penalties_P: NDArray[np.float64], smoothing: float, count: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """`count` successive draws without replacement with weight 1 / (penalty + smoothing), as an exponential race.
+    """Draws `count` times without replacement with weight 1 / (penalty + smoothing), as an exponential race.
 
-    The first arrivals of independent exponential clocks with these rates have exactly that law.
+    The first arrivals of independent exponential clocks with these rates have exactly that distribution.
     """
     arrivals_P = rng.exponential(size=len(penalties_P)) * (penalties_P + smoothing)
     return np.argsort(arrivals_P)[:count]
 
 
 def inclusion(penalties_P: NDArray[np.float64], smoothing: float, count: int) -> NDArray[np.float64]:
-    """With which probability `draw` has each among its `count`.
+    """Returns the probability with which each is among the `count` of `draw`.
 
-    The clock of i rings at time t, and fewer than `count` of the others before it: integrated over t, by Gauss-Legendre
-    in u = exp(-rate_i t). How many others have rung by t is a sum of independent bits, whose law is built bit by bit.
+    It is the probability that the clock of i rings at time t and fewer than `count` of the others before it, integrated
+    over t by Gauss-Legendre quadrature in u = exp(-rate_i t). The number of others that have rung by t is a sum of
+    independent bits, whose distribution is built bit by bit.
 
     >>> inclusion(np.asarray([0.0, 0.0, 0.0, 0.0]), 0.05, 1).round(6).tolist()
     [0.25, 0.25, 0.25, 0.25]
@@ -127,10 +130,11 @@ def inclusion(penalties_P: NDArray[np.float64], smoothing: float, count: int) ->
         return np.ones(total)
     rates_P = 1 / (penalties_P + smoothing)
     u_Q, weights_Q = _quadrature()
-    rung_PCQ = np.zeros((total, count, len(u_Q)))  # of the others of each, probability that so many have rung
+    # [p, c, q]: the probability that c of the others have rung when p rings at point q
+    rung_PCQ = np.zeros((total, count, len(u_Q)))
     rung_PCQ[:, :1] = 1.0
     for other, rate in enumerate(rates_P):
-        chance_PQ = 1 - u_Q ** (rate / rates_P)[:, None]  # that this one has rung, by the clock of each
+        chance_PQ = 1 - u_Q ** (rate / rates_P)[:, None]  # the probability that `other` has rung by then
         chance_PQ[other] = 0.0
         before_PCQ = rung_PCQ[:, :-1] * chance_PQ[:, None]
         rung_PCQ *= 1 - chance_PQ[:, None]
@@ -140,6 +144,6 @@ def inclusion(penalties_P: NDArray[np.float64], smoothing: float, count: int) ->
 
 @functools.cache
 def _quadrature() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Points in (0, 1) and their weights. Finding them takes longer than what they are for."""
+    """Returns points in (0, 1) and their weights. They are cached, since finding them takes longer than using them."""
     nodes_Q, weights_Q = np.polynomial.legendre.leggauss(QUADRATURE)
     return (nodes_Q + 1) / 2, weights_Q / 2

@@ -1,4 +1,4 @@
-"""Selectors beside RoC: all trajectories, a random subset as its control, and what a limit did not cut off."""
+"""Selectors other than RoC: all trajectories, a random subset as RoC's control, and those that no limit cut off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUT_OFF = (StopReason.LENGTH, StopReason.TURNS, StopReason.DEADLINE)
 
 @dataclass(frozen=True, slots=True)
 class KeepAll:
-    """Plain GRPO: everything that was sampled is trained."""
+    """Selects everything that was sampled: plain GRPO."""
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
         return list(range(len(trajectories)))
@@ -27,7 +27,7 @@ class KeepAll:
 
 @dataclass(frozen=True, slots=True)
 class RandomSubset:
-    """Oversampling without RoC's choice: min(keep, N) trajectories, uniformly."""
+    """Selects min(keep, N) trajectories uniformly: oversampling without RoC's choice."""
 
     keep: int
 
@@ -44,7 +44,7 @@ class RandomSubset:
 
 @dataclass(frozen=True, slots=True)
 class KeepFinished:
-    """Overlong filtering: `then` selects among the trajectories that no limit cut off.
+    """Lets `then` select among the trajectories that no limit cut off: overlong filtering.
 
     Source: DAPO (arXiv 2503.14476, section 3.4). rStar2-Agent saw more truncation with it (arXiv 2508.20722).
     """

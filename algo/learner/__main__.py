@@ -1,4 +1,4 @@
-"""One rank of the learner: `engine.learner.launch` runs `python -m algo.learner` (see algo/learner/learner.py)."""
+"""Runs one rank of the learner: `engine.learner.launch` starts `python -m algo.learner` (algo/learner/learner.py)."""
 
 from algo.learner.learner import leave, main
 

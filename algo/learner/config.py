@@ -1,4 +1,4 @@
-"""How the learner learns: plain values, which travel from the recipe to the ranks. Imports nothing heavy."""
+"""The learner's configuration: plain values, which travel from the recipe to the ranks. It imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Schedule = Literal["constant", "linear", "cosine"]
 TRANSFERS = ("shm", "gloo", "adapter", "nccl")
-# Mean |learner - sampler| of sampled tokens' log-probabilities, with room: measured were up to 1e-6 in float32, and in
-# bfloat16 0.002 to 0.03.
+# Allowed means of |learner - sampler| of sampled tokens' log-probabilities. Measured were up to 1e-6 in float32, and
+# 0.002 to 0.03 in bfloat16.
 MISMATCH = {"float32": 3e-5, "bfloat16": 0.1}
 ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
@@ -50,21 +50,22 @@ class LearnerConfig:
     grad_clip: float = 1.0
     """Largest norm of the gradient; a longer one is scaled down."""
     loss: Loss | Mapping[str, Any] = PpoClip()  # noqa: RUF009  frozen
-    """One of `algo.loss.policy_losses` or your own (`algo.loss.interface.Loss`). It is kept in its plain form, so that
-    `dataclasses.asdict` of this configuration is what the learner is sent. The old log-probabilities are the sampler's,
-    so sampling must be at temperature 1."""
+    """The loss: one of `algo.loss.policy_losses` or your own (`algo.loss.interface.Loss`). It is kept in its plain
+    form, so that `dataclasses.asdict` of this configuration is what the learner is sent. The old log-probabilities are
+    the sampler's, so sampling must be at temperature 1."""
     reference_kl_coef: float = 0.0
     """Coefficient of an estimate of KL(learner || reference) per token, averaged as the loss is (its `aggregate`, else
     over tokens). The reference is the run's first checkpoint, frozen, and stays so after a resume
     (`algo.learner.model.reference`). It is scored once a step; without adapters it is a second model in memory. The
     metric is reference_kl."""
     reference_kl: ReferenceKl = "k3"
-    """Estimator of that KL (`algo.loss.kl`). "k3" is the usual one, "k2" has the gradient of the divergence itself."""
+    """Estimator of that KL (`algo.loss.kl`): "k3" is the usual one, "k2" has the gradient of the divergence itself."""
     mismatch_tolerance: float | Literal["auto"] | None = "auto"
-    """Largest mean of |learner - sampler| of log-probabilities, checked in the first minibatch on trajectories that
-    were sampled by the weights under training alone (at a staleness of 1 or more these are few); a single token may be
-    a hundred times as far. Beyond that the learner ends before it updates. "auto": 3e-5, or 0.1 where `dtype` or
-    `weights_dtype` is bfloat16 (`rocstar bench mismatch` measures what a model has). None: measured, not judged."""
+    """Largest allowed mean of |learner - sampler| of log-probabilities; a single token may be a hundred times as far
+    off. It is checked in the first minibatch, on trajectories that the weights in training alone sampled (with a
+    staleness of 1 or more these are few). Beyond it the learner ends before it updates. "auto": 3e-5, or 0.1 if `dtype`
+    or `weights_dtype` is bfloat16 (`rocstar bench mismatch` measures what a model has). None: it is measured, but not
+    judged."""
     minibatches: int = 2
     """Optimizer steps per batch."""
     micro_batch_tokens: int = 4096
@@ -72,50 +73,50 @@ class LearnerConfig:
     threads: int = 2
     """CPU threads of each rank."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the passes. Weights, optimizer state and the reduction of gradients are float32."""
+    """Dtype of the passes. Weights, optimizer state and the reduction of gradients are float32."""
     fp32_head: bool = False
-    """With dtype "bfloat16", compute and keep logits in float32, as MiniMax-M1 found necessary (arXiv 2506.13585).
-    Rounding them to bfloat16 is an error of 0.006 in a log-probability, more where logits are large. It costs a float32
-    copy of the head during a pass."""
+    """With dtype "bfloat16", compute and keep logits in float32, as MiniMax-M1 needed (arXiv 2506.13585). Rounding them
+    to bfloat16 is an error of 0.006 in a log-probability, more if logits are large. It costs a float32 copy of the head
+    during a pass."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Of all ranks; with "cuda" each has a GPU of its own."""
+    """Device of all ranks; with "cuda" each rank has a GPU of its own."""
     attention: str = "packed"
     """Kind of attention: "packed" (`algo.learner.model.attention`), or a name that transformers knows ("sdpa",
     "flash_attention_2")."""
     share_prefix: bool = True
-    """Compute once a row what all trajectories of a minibatch begin with (system message, tools, prompt), where that is
-    64 tokens or more and attention is "packed". It changes results only by rounding."""
+    """Compute the common beginning of all trajectories of a minibatch (system message, tools, prompt) once a row, if it
+    has 64 tokens or more and attention is "packed". It changes results only by rounding."""
     sharding: Literal["full", "hybrid"] = "full"
-    """Where ranks are on several hosts: "full" cuts the weights over all of them; "hybrid" over the ranks of a host, so
-    that each host has a whole copy and only gradients cross the network."""
+    """How weights are sharded if ranks are on several hosts: "full", over all of them; "hybrid", over the ranks of a
+    host, so that each host has a whole copy and only gradients cross the network."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and compute the rest again."""
     activation_offload: bool = False
     """Keep these inputs in the host's memory, for long trajectories on a GPU: a layer's input takes 2 bytes times its
     width for each token, so 36 layers of width 2,560 leave 6 GB of the GPU free at 32 K tokens. Needs
-    activation_checkpointing. On the CPU it changes nothing; not yet run on a GPU."""
+    activation_checkpointing. On the CPU it changes nothing; it has not yet run on a GPU."""
     offload_optimizer: bool = False
-    """Move the optimizer's state off the device when weights are published, until the next step: for a GPU that the
+    """Move the optimizer's state off the device from the publishing of weights until the next step, for a GPU that the
     replicas share."""
     lora_rank: int = 0
-    """0 trains all weights; otherwise train adapters of this rank."""
+    """Rank of the adapters that are trained; 0 trains all weights."""
     lora_alpha: float = 32.0
     """Adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the layers that get adapters."""
     trace: str = ""
-    """Folder for a trace of the second batch by PyTorch's own profiler, and a table of its operators."""
+    """Folder for a trace of the second batch by PyTorch's own profiler, and a table of its operators; "": no trace."""
     peak_flops: float | None = None
-    """Peak of one rank, for MFU. None: known by the GPU's name; on the CPU there is no MFU."""
+    """Peak operations per second of one rank, for MFU. None: known by the GPU's name; on the CPU there is no MFU."""
     weight_transfer: str = "shm"
-    """How weights reach the replicas, as in ReplicaConfig: shm, gloo or nccl; or "adapter", which hands on
-    the adapter alone, megabytes that no replica pauses for."""
+    """How weights reach the replicas, as in ReplicaConfig: "shm", "gloo" or "nccl"; or "adapter", which hands on the
+    adapter alone, megabytes that no replica pauses for."""
     weights_dtype: str = "float32"
-    """Dtype in which weights are published, the replicas' own."""
+    """Dtype of the published weights, which is the replicas' own."""
 
     def __post_init__(self) -> None:
         for name in ("betas", "lora_targets"):
-            if isinstance(value := getattr(self, name), list):  # as the wire has it
+            if isinstance(value := getattr(self, name), list):  # as the wire has them
                 object.__setattr__(self, name, tuple(value))
         try:
             loss = from_plain(self.loss)
@@ -169,13 +170,13 @@ class LearnerConfig:
 
     @property
     def mismatch_bound(self) -> float | None:
-        """`mismatch_tolerance` with its default by dtype. None: not judged."""
+        """`mismatch_tolerance` with its default by dtype; None if it is not judged."""
         if self.mismatch_tolerance != "auto":
             return self.mismatch_tolerance
         return MISMATCH["bfloat16" if "bfloat16" in (self.dtype, self.weights_dtype) else "float32"]
 
     def for_run(self, steps: int) -> LearnerConfig:
-        """For a run of so many batches: a schedule that falls, and says not over how many, falls over these.
+        """Returns the configuration for a run of `steps` batches, over which a schedule without steps of its own falls.
 
         >>> LearnerConfig(schedule="cosine").for_run(40).steps, LearnerConfig().for_run(40).steps
         (40, None)
@@ -185,7 +186,7 @@ class LearnerConfig:
         return replace(self, steps=steps)
 
     def lr_at(self, batch: int) -> float:
-        """The learning rate of a batch, counted from 1. Raises ValueError where a schedule that falls has no steps.
+        """Returns the learning rate of a batch, from 1. Raises ValueError if a schedule that falls has no steps.
 
         >>> config = LearnerConfig(lr=1.0, warmup_steps=10, schedule="linear", steps=100, decay_from=0.6)
         >>> [round(config.lr_at(batch), 3) for batch in (1, 10, 61, 81, 100, 200)]
@@ -203,10 +204,10 @@ class LearnerConfig:
                 "recipe calls LearnerConfig.for_run"
             )
         decay_from = max(self.decay_from, self.warmup_steps / self.steps)
-        left = (self.steps - batch + 1) / max(1.0, self.steps * (1 - decay_from))
+        remaining = (self.steps - batch + 1) / max(1.0, self.steps * (1 - decay_from))
         if self.schedule == "linear":
-            share = max(self.decay_to, min(1.0, left))
+            share = max(self.decay_to, min(1.0, remaining))
         else:
-            wave = (1 - math.cos(math.pi * min(1.0, max(0.0, left)))) / 2
+            wave = (1 - math.cos(math.pi * min(1.0, max(0.0, remaining)))) / 2
             share = self.decay_to + (1 - self.decay_to) * wave
         return self.lr * (warm * share)

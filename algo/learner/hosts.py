@@ -1,8 +1,8 @@
-"""Ranks on several hosts that share no file system: who is rank 0, and how files get from one host to another.
+"""Ranks on several hosts that share no file system: how they meet, and how files get from one host to another.
 
 Invariants
 - The first rank of the lead's host is rank 0, and the ranks of its host follow: what rank 0 writes is on that machine.
-- Ranks of one host listen on loopback only. Those of several listen at the address that was given, and on the interface
+- Ranks of one host listen on loopback only. Those of several hosts listen at the given address, and on the interface
   that leads there.
 - Every rank calls `collect` and `spread` with equal arguments; they work over the process group, in pieces.
 """
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 PIECE_BYTES = 64 << 20
-MEET = timedelta(minutes=10)  # as long as ranks wait for each other at first
+MEET = timedelta(minutes=10)  # how long ranks wait for each other at first
 _SIOCGIFADDR = 0x8915
 
 
@@ -41,18 +41,19 @@ def first_of_its_host() -> bool:
 
 
 def meet() -> tuple[dist.Store, int]:
-    """The store through which the ranks find each other, and this process's rank.
+    """Returns the store through which the ranks find each other, and this process's rank.
 
-    It is a private file where all ranks are on one host, else at the lead's LEARNER_AT alone.
+    The store is a private file if all ranks are on one host, else it listens at the lead's LEARNER_AT alone.
     """
     if "LEARNER_STORE" in os.environ:
         listen_on("lo")
         return dist.FileStore(os.environ["LEARNER_STORE"], int(os.environ["WORLD_SIZE"])), int(os.environ["RANK"])
     host, _, port = os.environ["LEARNER_AT"].rpartition(":")
     local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    other = os.environ.get("LEARNER_HOST")  # none on the lead's
+    other = os.environ.get("LEARNER_HOST")  # not set on the lead's host
     if other is None and local == 0:
-        listener = socket.create_server((host, int(port)))  # a TCPStore that listens by itself does so everywhere
+        # A TCPStore that listens by itself does so on every interface
+        listener = socket.create_server((host, int(port)))
         served = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
     else:
         served = {"is_master": False}
@@ -66,41 +67,44 @@ def meet() -> tuple[dist.Store, int]:
 
 
 def _number(store: dist.Store, name: str, *, counts: bool) -> int:
-    """Of a host that is not the lead's, from 1. counts: this rank asks for it, on behalf of its host."""
+    """Returns the number of a host that is not the lead's, from 1. counts: this rank asks on behalf of its host."""
     if counts and store.add(f"known/{name}", 1) == 1:  # ranks that are started again are on the same host
         store.set(f"number/{name}", str(store.add("hosts", 1)))
     return int(store.get(f"number/{name}"))
 
 
 def listen_on(interface: str) -> None:
-    """Gloo and NCCL listen on this network interface, whatever is set for other programs of this machine."""
+    """Makes gloo and NCCL listen on this network interface, whatever is set for other programs of this machine."""
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
 
 
 def interface_to(host: str) -> str:
-    """The network interface from which packets to this host leave. gloo would take the one that the own name means."""
+    """Returns the network interface from which packets to a host leave.
+
+    Gloo would take the interface that the machine's own name resolves to.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         own = socket.inet_aton(probe.getsockname()[0])
         for _, name in socket.if_nameindex():
             try:
-                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                address = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:
-                continue  # without an address
-            if found[20:24] == own:
+                continue  # it has no address
+            if address[20:24] == own:
                 return name
     raise OSError(f"no network interface has the address from which {host} is reached")
 
 
 def folder_of(path: Path) -> Path:
-    """Where the ranks of this host keep what rank 0's host has in path."""
+    """Returns where the ranks of this host keep the files that rank 0's host has in path."""
     if dist.get_rank() < ranks_of_a_host():
         return path
     return Path(tempfile.gettempdir()) / f"rocstar-{os.environ['LEARNER_RUN']}-{path.name}"
 
 
 def collect(path: Path, group: dist.ProcessGroup) -> None:
-    """The files of every other host's folder are moved to rank 0's."""
+    """Moves the files of every other host's folder to rank 0's."""
     here = folder_of(path)
     for rank, files in _listed(here, group, from_first=False):
         for name, size_bytes in files:
@@ -112,7 +116,7 @@ def collect(path: Path, group: dist.ProcessGroup) -> None:
 
 
 def spread(path: Path, group: dist.ProcessGroup) -> None:
-    """The files of rank 0's folder are copied to every other host's, until `forget`."""
+    """Copies the files of rank 0's folder to every other host's, where they stay until `forget`."""
     here = folder_of(path)
     firsts = range(ranks_of_a_host(), dist.get_world_size(), ranks_of_a_host())
     [(_, files)] = _listed(path, group, from_first=True)
@@ -129,18 +133,18 @@ def spread(path: Path, group: dist.ProcessGroup) -> None:
 
 
 def forget(path: Path) -> None:
-    """What other hosts have of rank 0's folder goes."""
+    """Deletes the copies of rank 0's folder on other hosts."""
     if dist.get_rank() > 0 and first_of_its_host():
         shutil.rmtree(folder_of(path), ignore_errors=True)
 
 
 def _listed(folder: Path, group: dist.ProcessGroup, *, from_first: bool) -> list[tuple[int, list[tuple[str, int]]]]:
-    """(rank, files with their sizes) of the first rank of each host: of rank 0's alone, or of all others."""
+    """Returns (rank, files with their sizes) for the first rank of each host: for rank 0 alone, or for all others."""
     tells = first_of_its_host() and (dist.get_rank() == 0) == from_first
     own = [(file.name, file.stat().st_size) for file in sorted(folder.iterdir())] if tells else None
-    found: list[list[tuple[str, int]] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own, group=group)
-    return [(rank, files) for rank, files in enumerate(found) if files is not None]
+    listed: list[list[tuple[str, int]] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(listed, own, group=group)
+    return [(rank, files) for rank, files in enumerate(listed) if files is not None]
 
 
 def _send(file: Path, size_bytes: int, to: int, group: dist.ProcessGroup) -> None:

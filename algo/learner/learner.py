@@ -2,16 +2,16 @@
 
     python -S -m engine.learner.launch --ranks R --folder DIR algo.learner --connect ipc:///path/of/socket
 
-On other hosts the ranks have `--connect none --checkpoint DIR`: a folder with the checkpoint's configuration. Weights
-come from rank 0.
+On other hosts the ranks get `--connect none --checkpoint DIR`: a folder with the checkpoint's configuration. Their
+weights come from rank 0.
 
 Invariants
 - Rank 0 owns the socket; every rank sees the same requests in the same order.
-- Every request but Stop gets exactly one reply. After `Failed` in answer to anything but Save the process ends with
-  exit code 1; a failed Save leaves the learner serving, since its state is intact.
+- Every request but Stop gets exactly one reply. After it has answered `Failed` to anything but Save, the process ends
+  with exit code 1; a failed Save leaves the learner serving, since its state is intact.
 - It never outlives the node: it ends when the connection breaks or no node answers, and is killed with its launcher.
 
-Torch is not imported with this module. The process imports it before it looks for Configure, which comes when the
+Torch is not imported with this module. The process imports it before it waits for Configure, which comes when the
 replicas are up.
 """
 
@@ -46,22 +46,22 @@ Answer = tuple[messages.Reply, messages.Arrays]
 
 CONNECT_S = 30  # the node binds before it starts the learner; a longer silence means that it is gone
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are a broken run, not an unlucky one
-NO_CANARY: messages.Arrays = {"canary": np.zeros(0, np.float32)}  # of weights that nobody samples with
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGEST_KEPT = 128 << 20  # bytes of a block that stays with the process when it is freed
+NO_CANARY: messages.Arrays = {"canary": np.zeros(0, np.float32)}  # for weights that nobody samples with
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
+LARGEST_KEPT = 128 << 20  # bytes; a freed block up to this size stays with the process
 
 
 class NodeGone(RuntimeError):
-    """The node is gone; there is nobody to answer."""
+    """The node is gone, so there is nobody to answer."""
 
 
 class Fatal(RuntimeError):
-    """Ends the learner; the message goes to the node as `Failed`."""
+    """The learner cannot continue; the message goes to the node as `Failed`."""
 
 
 @contextmanager
 def _fatal(doing: str) -> Iterator[None]:
-    """Whatever is raised inside ends the learner, with one line that begins with what it was doing."""
+    """Turns any exception inside into Fatal, with one line that begins with what was being done."""
     try:
         yield
     except Exception as error:
@@ -86,7 +86,7 @@ class NodeLink:
         self._patience_ms: int | None = 1000 * CONNECT_S
 
     def receive(self) -> list[bytes]:
-        """The next request's frames. Raises NodeGone when the connection breaks, or none comes about in CONNECT_S."""
+        """Returns the next request's frames. Raises NodeGone without a connection, or if none is made in CONNECT_S."""
         while True:
             ready = dict(self._poller.poll(self._patience_ms))
             if self._socket in ready:
@@ -102,20 +102,20 @@ class NodeLink:
         self._socket.send_multipart(messages.pack(message, arrays))
 
     def close(self) -> None:
-        """What was sent last (a Failed, say) has two seconds to leave."""
+        """Closes the socket; the last message (a Failed, for instance) has two seconds to leave."""
         self._socket.disable_monitor()
         self._context.destroy(linger=2000)
 
 
 class Learner:
-    """Answers requests; the first is a Configure. Raises Fatal."""
+    """Answers requests; the first is a Configure. Its methods raise Fatal."""
 
     _trainer: Trainer
     _batches = 0
-    _empty = 0  # batches in a row without a token to train
+    _empty = 0  # consecutive batches without a token to train
 
     def __init__(self, checkpoint: Path | None = None) -> None:
-        """checkpoint: where this host has it; None: where Configure says."""
+        """checkpoint: this host's own copy, instead of the path in Configure."""
         self._checkpoint = checkpoint
 
     def configure(self, request: messages.Configure) -> Answer:
@@ -147,7 +147,7 @@ class Learner:
         return messages.Saved(path=request.path), {}
 
     def check(self, *, to_end: bool) -> None:
-        """Raises Fatal when a checkpoint could not be written; to_end: waits for one that is being written."""
+        """Raises Fatal if a checkpoint could not be written. to_end: waits for one that is being written."""
         if hasattr(self, "_trainer"):
             with _fatal("checkpoint"):
                 self._trainer.checkpoints.wait(to_end=to_end)
@@ -178,7 +178,7 @@ class Learner:
             return messages.Scored(), {"logprobs": self._trainer.score(Batch.of_arrays(0, arrays))}
 
     def _publish(self, version: int) -> tuple[str, messages.Arrays, dict[str, float]]:
-        """Where the weights are, what they say of the canary, the seconds of both; then it is the replicas' turn."""
+        """Publishes the weights, scores the canary, releases the GPU; returns the address, the scores, the seconds."""
         trainer, started = self._trainer, time.perf_counter()
         with _fatal(f"cannot publish version {version} to {trainer.publisher.weights_dir}"):
             weights = trainer.publisher.publish(version)
@@ -190,9 +190,9 @@ class Learner:
 
 
 def serve(node: NodeLink | None, checkpoint: Path | None = None) -> None:
-    """Consumes requests and answers each; returns on Stop. node is None on ranks other than 0.
+    """Consumes requests and answers each; returns on Stop.
 
-    Raises Fatal or NodeGone.
+    node: None on ranks other than 0. Raises Fatal or NodeGone.
     """
     from algo.learner.trainer import broadcast, join_group
 
@@ -223,10 +223,10 @@ def serve(node: NodeLink | None, checkpoint: Path | None = None) -> None:
 
 
 def _check_first(frames: list[bytes]) -> None:
-    """Everything that can be wrong with the first message and is cheap to see, before the ranks join."""
+    """Checks the first message for all that is cheap to see, before the ranks join. Raises Fatal or NodeGone."""
     request, _ = messages.unpack_request(frames)
     if isinstance(request, messages.Stop):
-        raise NodeGone("stopped before it was configured")  # exit code 1: the launcher ends the ranks that wait
+        raise NodeGone("stopped before it was configured")  # exit code 1, so that the launcher ends the ranks that wait
     if not isinstance(request, messages.Configure):
         raise Fatal(f"Configure expected first, got {type(request).__name__}")
     source = Path(request.checkpoint)
@@ -242,17 +242,17 @@ def _check_first(frames: list[bytes]) -> None:
 
 
 def _set_up_process() -> None:
-    """SIGINT belongs to the node, which stops the learner with Stop."""
+    """Ignores SIGINT, which belongs to the node (it stops the learner with Stop), and keeps freed memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
 
 
 def keep_freed_memory() -> None:
-    """glibc returns large freed blocks to the kernel at once; each training step then pays for thousands of page faults
-    (measured: 20,000 and a tenth of the step). Without glibc nothing changes.
+    """Makes glibc keep large freed blocks, which it would return to the kernel at once; no effect without glibc.
 
-    Logits of a large vocabulary still go back at once. Kept, their blocks are soon cut by smaller ones: the heap of a
-    row of 32,768 tokens grew to 16.7 GB with a vocabulary of 151,936, of which the passes use a sixth.
+    Otherwise each training step pays for thousands of page faults (measured: 20,000, a tenth of the step). Logits of a
+    large vocabulary are still returned at once: if they were kept, smaller blocks would soon cut theirs, and the heap
+    of a row of 32,768 tokens grew to 16.7 GB with a vocabulary of 151,936, of which the passes use a sixth.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -272,7 +272,7 @@ def main() -> int:
         serve(node, options.checkpoint)
     except Exception as error:
         reason = str(error) if isinstance(error, Fatal | NodeGone) else _one_line(error)
-        traceback.print_exc()  # for the log: the bug may be in a loss of yours
+        traceback.print_exc()  # for the log, since the bug may be in the user's loss
         print(f"learner: {reason}", file=sys.stderr)
         if node and not isinstance(error, NodeGone):
             node.reply(messages.Failed(reason=reason), {})
@@ -284,8 +284,10 @@ def main() -> int:
 
 
 def leave(status: int) -> None:
-    """Ends a rank when its threads are done (one may write a checkpoint), but without Python's finalization: a thread
-    of gloo that lets go of its tensors meanwhile would abort it, and the launcher then ends ranks that still write.
+    """Ends a rank when its threads are done (one may be writing a checkpoint), without Python's finalization.
+
+    In the finalization a thread of gloo may free its tensors, which aborts the process; the launcher then ends ranks
+    that are still writing.
     """
     atexit.register(os._exit, status)
     atexit.register(sys.stdout.flush)

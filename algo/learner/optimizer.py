@@ -1,6 +1,6 @@
-"""AdamW over the parameters that are trained: weight decay pulls at matrices, not at norms and biases.
+"""AdamW over the trained parameters, with weight decay for matrices, not for norms and biases.
 
-A norm's weight scales a whole feature, a bias shifts it; pulling them towards 0 is no regularisation. Source of the
+A norm's weight scales a whole feature and a bias shifts it; pulling them towards 0 is no regularisation. Source of the
 split: GPT-3 and what came after (nanoGPT, Megatron).
 """
 
@@ -15,7 +15,7 @@ from algo.learner.config import LearnerConfig
 
 
 def adamw(parameters: Iterable[Tensor], config: LearnerConfig) -> torch.optim.AdamW:
-    """Matrices in one group, everything of one dimension in another; a group that would be empty is left out."""
+    """Returns the optimizer, with matrices in one group and vectors in another; no group is empty."""
     parameters = list(parameters)
     matrices = [each for each in parameters if each.ndim > 1]
     vectors = [each for each in parameters if each.ndim <= 1]
@@ -26,7 +26,7 @@ def adamw(parameters: Iterable[Tensor], config: LearnerConfig) -> torch.optim.Ad
 
 
 def set_options(optimizer: torch.optim.Optimizer, config: LearnerConfig, batch: int) -> None:
-    """What the configuration says for this batch, counted from 1: a checkpoint brings the options of its own run."""
+    """Sets the options of a batch, counted from 1, since a checkpoint brings the options of its own run."""
     for group in optimizer.param_groups:
         decays = group["params"][0].ndim > 1
         group["lr"] = config.lr_at(batch)

@@ -1,11 +1,11 @@
-"""Cuts a batch into minibatches, shares each over ranks, and packs it into rows of bounded length.
+"""Divides a batch into minibatches, shares each over ranks, and packs it into rows of bounded length.
 
 Invariants
 - Every sampled token of the batch is a target exactly once, on exactly one rank; no trajectory is cut.
-- A row holds whole trajectories one after another and nothing else: no padding.
-- What all trajectories of a minibatch begin with (a system message, tools, the prompt of a single group) is computed
-  once a row: it stands at the row's beginning, and each trajectory goes on from there.
-- All ranks get the same number of microbatches (empty ones fill up): sharded models need matching collectives.
+- A row holds whole trajectories one after another and nothing else: there is no padding.
+- The common beginning of all trajectories of a minibatch (a system message, tools, the prompt of a single group) is
+  computed once a row: it stands at the row's beginning, and each trajectory continues it.
+- All ranks get the same number of microbatches (empty ones fill up), since sharded models need matching collectives.
 - The plan is a pure function of its arguments: every rank computes the same one.
 
 Shape legend: N tokens and B trajectories of the batch, R = 1 row of L tokens and S trajectories in a microbatch, M
@@ -23,20 +23,20 @@ from numpy.typing import NDArray
 
 from engine.types import Batch
 
-# Below so many tokens, what trajectories share saves less than attention over two pieces costs.
+# With fewer common tokens, sharing saves less than attention over two pieces costs.
 LEAST_SHARED = 64
-# Attention's share of a token's cost reaches that of the linear layers at about this length in small models.
+# At about this length attention costs as much per token as the linear layers of a small model.
 QUADRATIC_LENGTH = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """What one forward and backward pass sees: trajectories side by side in one row, which must not see each other.
+    """The input of one forward and backward pass: trajectories side by side in one row, which must not see each other.
 
-    The row begins with `shared` tokens of which each trajectory is the continuation, lengths_S[i] tokens of its own;
-    position_ids_RL go on from there with each. positions_M indexes the row: the logits at positions_M[i] predict
-    targets_M[i], which was sampled by weight version versions_M[i] with old_logprobs_M[i] in trajectory sequence_M[i]
-    of this microbatch; trajectories_S says where that one stands in the batch.
+    The row begins with `shared` tokens, which each trajectory continues with lengths_S[i] tokens of its own; their
+    position_ids_RL continue too. positions_M indexes the row: the logits at positions_M[i] predict targets_M[i], which
+    was sampled by weight version versions_M[i] with old_logprobs_M[i] in trajectory sequence_M[i] of this microbatch.
+    trajectories_S are the trajectories' places in the batch.
     """
 
     token_ids_RL: NDArray[np.int64]
@@ -57,29 +57,29 @@ class MicroBatch:
 
     @property
     def tokens(self) -> int:
-        """Inputs; 0 for the filler."""
+        """Number of inputs; 0 for the filler."""
         return self.token_ids_RL.size if len(self.targets_M) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniBatch:
-    """What one optimizer step sees: ranks[r] are the microbatches of rank r."""
+    """The input of one optimizer step: ranks[r] are the microbatches of rank r."""
 
     ranks: tuple[tuple[MicroBatch, ...], ...]
 
     @property
     def loss_tokens(self) -> int:
-        """Targets over all ranks."""
+        """Number of targets over all ranks."""
         return sum(len(micro.targets_M) for micro in chain(*self.ranks))
 
     @property
     def sequences(self) -> int:
-        """Trajectories with a target, over all ranks."""
+        """Number of trajectories with a target, over all ranks."""
         return sum(len(np.unique(micro.sequence_M)) for micro in chain(*self.ranks))
 
     @property
     def lengths(self) -> list[int]:
-        """Inputs of each trajectory, over all ranks; what a row's trajectories share counts as one more."""
+        """Number of inputs of each trajectory, over all ranks; a row's shared beginning counts as a trajectory."""
         computed = [micro for micro in chain(*self.ranks) if micro.tokens]
         return [length for micro in computed for length in (micro.shared, *micro.lengths_S.tolist()) if length]
 
@@ -93,13 +93,13 @@ class MiniBatch:
 def plan(
     batch: Batch, *, minibatches: int, micro_batch_tokens: int, ranks: int, seed: int, share_prefix: bool = False
 ) -> list[MiniBatch]:
-    """Shuffled minibatches; those without a single target are left out.
+    """Returns shuffled minibatches, without those that have no target.
 
-    micro_batch_tokens bounds a row's length, except that one trajectory longer than that gets a row of its own.
-    share_prefix: computes once a row what all trajectories of the minibatch begin with.
+    micro_batch_tokens: bounds a row's length, except that a longer trajectory gets a row of its own.
+    share_prefix: computes the common beginning of all trajectories of a minibatch once a row.
     """
     starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
-    # A trajectory's inputs are everything before its last sampled token: 0 when none can be a target.
+    # A trajectory's inputs are everything before its last sampled token: 0 if none can be a target.
     sampled_BT = np.split(batch.sampled_N, starts_B[1:])
     inputs_B = np.asarray([np.flatnonzero(sampled_T)[-1:].sum() for sampled_T in sampled_BT], np.int64)
     order_B = np.random.default_rng((seed, batch.step)).permutation(len(batch.lengths_B))
@@ -116,7 +116,7 @@ def plan(
 
 
 def _shared(batch: Batch, starts_B: NDArray[np.int32], chunk: NDArray[np.int64]) -> int:
-    """How many tokens all these trajectories begin with, none of which was sampled; 0 where it is not worth it."""
+    """Returns how many unsampled tokens all these trajectories begin with; 0 if it is not worth sharing them."""
     first = starts_B[chunk[0]]
     shared = int(batch.lengths_B[chunk[0]])
     for start, length in zip(starts_B[chunk], batch.lengths_B[chunk], strict=True):
@@ -127,7 +127,7 @@ def _shared(batch: Batch, starts_B: NDArray[np.int32], chunk: NDArray[np.int64])
 
 
 def _split(chunk: NDArray[np.int64], inputs_B: NDArray[np.int64], ranks: int) -> list[list[int]]:
-    """Longest first, each to the rank with the least cost so far (LPT); deterministic."""
+    """Gives the longest trajectory first to the rank with the least cost so far (LPT); deterministic."""
     longest_first = chunk[np.argsort(-inputs_B[chunk], kind="stable")]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     load = [0.0] * ranks
@@ -140,12 +140,12 @@ def _split(chunk: NDArray[np.int64], inputs_B: NDArray[np.int64], ranks: int) ->
 
 
 def _rows(share: Sequence[int], inputs_B: NDArray[np.int64], micro_batch_tokens: int) -> list[list[int]]:
-    """Trajectories of falling length, each into the first row that has room (first fit decreasing)."""
+    """Puts trajectories of falling length into the first row that has room (first fit decreasing)."""
     rows: list[list[int]] = []
     room: list[int] = []
     for trajectory in share:
         length = int(inputs_B[trajectory])
-        row = next((row for row, left in enumerate(room) if left >= length), len(rows))
+        row = next((row for row, free in enumerate(room) if free >= length), len(rows))
         if row == len(rows):
             rows.append([])
             room.append(max(micro_batch_tokens, length))
@@ -164,7 +164,7 @@ def _micro(
     tokens_L = np.concatenate(  # indices on the N axis
         [starts_B[row[0]] + np.arange(shared), starts_B[row][sequence_L] + shared + own_position_L]
     )
-    # In the order of the trajectories; the first target of each may be predicted by the last of the shared tokens.
+    # Targets are in the order of the trajectories; the first of each may be predicted by the last shared token.
     positions, targets, sequences = [], [], []
     for sequence, (trajectory, start) in enumerate(zip(row, shared + np.cumsum(lengths_S) - lengths_S, strict=True)):
         inputs = shared + int(own_B[trajectory])

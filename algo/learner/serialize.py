@@ -1,9 +1,9 @@
-"""Objects as plain values: what a recipe builds travels to the learner as {"type": "module:Class", field: value, ...}.
+"""Plain values for objects: an object of a recipe reaches the learner as {"type": "module:Class", field: value, ...}.
 
 Invariants
 - from_plain(to_plain(value)) == value, also after a trip over the wire, for any frozen dataclass of plain values or of
-  others like it that stands in an importable module.
-- Whatever cannot be rebuilt on the other side is a ValueError on this one, where that can be known here.
+  other such dataclasses that is defined in an importable module.
+- What cannot be rebuilt on the other side is a ValueError on this one, as far as that can be known here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def to_plain(value: Any) -> dict[str, Any]:
-    """The plain form of a dataclass instance. Raises ValueError for one that another process cannot import.
+    """Returns the plain form of a dataclass instance. Raises ValueError for one that another process cannot import.
 
     >>> from algo.loss.policy_losses import Cispo
     >>> to_plain(Cispo(clip_high=1.0))["type"]
@@ -35,7 +35,7 @@ def _field_to_plain(value: Any) -> Any:
 
 
 def from_plain(form: Any) -> Any:
-    """The object of a plain form; what is no mapping is itself.
+    """Returns the object of a plain form; a form that is not a mapping is returned as it is.
 
     Raises ValueError when its type cannot be imported or does not take the fields.
     """
@@ -47,8 +47,8 @@ def from_plain(form: Any) -> Any:
     try:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        words = f"type {path!r} cannot be imported ({error}); it must be module:Class on the learner's PYTHONPATH"
-        raise ValueError(words) from error
+        reason = f"type {path!r} cannot be imported ({error}); it must be module:Class on the learner's PYTHONPATH"
+        raise ValueError(reason) from error
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise ValueError(f"type {path!r} must be a dataclass")
     try:

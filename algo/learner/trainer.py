@@ -1,10 +1,10 @@
-"""The model under training: an HF causal language model sharded with FSDP2, its optimizer, and what it publishes.
+"""Trains a Hugging Face causal language model, sharded with FSDP2, and publishes its weights.
 
 Invariants
-- The loss is a mean over the tokens of the whole minibatch: neither the cut into microbatches nor the number of ranks
-  changes it beyond rounding.
-- A non-finite loss or gradient raises `Diverged` before the update that it would make, and says how many came before.
-- Same checkpoint, batches, seed and number of threads give the same weights bit by bit.
+- The loss is a mean over the tokens of the whole minibatch: neither its division into microbatches nor the number of
+  ranks changes it beyond rounding.
+- A non-finite loss or gradient raises `Diverged` before its update is made; the message counts the updates before it.
+- The same checkpoint, batches, seed and number of threads give the same weights bit by bit.
 
 Shape legend: R rows and L columns of a microbatch, M positions with loss, V vocabulary, H hidden size.
 """
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
 
 
 def join_group() -> None:
-    """This process becomes a rank of the learner, as its launcher says (`engine.learner.launch`)."""
+    """Makes this process a rank of the learner, as its launcher says (`engine.learner.launch`)."""
     store, rank = hosts.meet()
-    # A rank that waits for the next request waits as long as the rollouts take; a dead rank is seen by the launcher.
+    # A rank waits for the next request as long as the rollouts take; a dead rank is noticed by the launcher.
     backend, patience = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(days=1)
     size = int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, timeout=patience, store=store, rank=rank, world_size=size)
 
 
 def broadcast(frames: list[bytes] | None) -> list[bytes]:
-    """Rank 0's frames on every rank; the others give None."""
+    """Returns rank 0's frames on every rank; the others give None."""
     packed = bytearray(msgspec.msgpack.encode(frames)) if frames else bytearray()
     size = torch.tensor([len(packed)])
     dist.broadcast(size, 0)
@@ -74,20 +74,21 @@ def broadcast(frames: list[bytes] | None) -> list[bytes]:
     return msgspec.msgpack.decode(content.numpy(), type=list[bytes])
 
 
-ONE_TOKEN = 100.0  # times `mismatch_tolerance`: how far one of millions of sampled tokens may be
+ONE_TOKEN = 100.0  # times `mismatch_tolerance`: how far one of millions of sampled tokens may be off
 
 
 class Scored(NamedTuple):
-    """Log-probabilities [M] of a minibatch's targets under other weights, one tensor a microbatch; None: not needed.
+    """Log-probabilities [M] of a minibatch's targets under other weights, one tensor a microbatch; None if not needed.
 
-    proximal: the learner's before the step's first update. reference: of the model that training began with.
+    proximal: those of the learner before the step's first update. reference: those of the model that training began
+    with.
     """
 
     proximal: Sequence[Tensor] | None = None
     reference: Sequence[Tensor] | None = None
 
     def of(self, index: int) -> tuple[Tensor | None, Tensor | None]:
-        """Both of one microbatch."""
+        """Returns both for one microbatch."""
         proximal_M = None if self.proximal is None else self.proximal[index]
         reference_M = None if self.reference is None else self.reference[index]
         return proximal_M, reference_M
@@ -111,7 +112,7 @@ class Trainer:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
         self.scorer, self.cost = load(config, source)
-        self.copies = copies_of(self.scorer)  # of each gradient, over the ranks
+        self.copies = copies_of(self.scorer)  # how many ranks hold the same shard of a gradient
         self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
         self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
@@ -123,9 +124,9 @@ class Trainer:
         self.canary_scorer = UnshardedScorer(self.scorer, config) if UnshardedScorer.fits(config) else self.scorer
         self.trained_batches = 0
         self.heap = Heap()
-        self.noted: dict[str, NDArray[np.float32]] = {}  # of the rows that the last step was asked about
+        self.noted: dict[str, NDArray[np.float32]] = {}  # for the rows that the last step was asked about
         self._notes: TokenNotes | None = None
-        self.offloader = Offloader(self.optimizer)  # while replicas have the device
+        self.offloader = Offloader(self.optimizer)  # moves its state to host memory while the replicas have the device
         self.checkpoints = Checkpoints(self.scorer, self.optimizer)
         self.publisher = Publisher(
             self.scorer, weights_dir, config.weight_transfer, config.weights_dtype, peft_settings(config)
@@ -134,14 +135,17 @@ class Trainer:
         gc.freeze()  # the model's object graph is large and lives forever: keep it out of every collection
 
     def train(self, batch: Batch, version: int | None = None, rows: Sequence[int] = ()) -> dict[str, float]:
-        """One pass over the batch in minibatches, an optimizer step each. Empty batch: no update.
+        """Trains on a batch once, in minibatches with an optimizer step each; an empty batch makes no update.
 
-        version: of the weights that this makes; those before it have the number below. Of the first minibatch, whose
-        forward pass runs under them, the trajectories that they alone sampled are checked
-        (`LearnerConfig.mismatch_tolerance`): all at staleness 0; where steps overlap few or none, and the metric
-        mismatch_checked is their share of the step's tokens. There only the canary, after each update, compares the two
-        sides under the same weights. rows: sequences of the batch whose tokens are `noted`. Raises Diverged or
-        Mismatched.
+        In the first minibatch, whose forward pass runs under the weights before this step, the trajectories that these
+        weights alone sampled are checked (`LearnerConfig.mismatch_tolerance`). At staleness 0 that is all of them; if
+        steps overlap, few or none, and the metric mismatch_checked is their share of the step's tokens. There only the
+        canary, after each update, compares the two sides under the same weights.
+
+        version: the number of the weights that this step makes; those before it have the number below.
+        rows: sequences of the batch whose tokens are `noted`.
+
+        Raises Diverged or Mismatched.
         """
         started = time.perf_counter()
         self._notes = TokenNotes(batch.lengths_B, rows) if rows else None
@@ -162,10 +166,10 @@ class Trainer:
         return metrics | self._speed(minibatches, started)
 
     def _speed(self, minibatches: Sequence[MiniBatch], started: float) -> dict[str, float]:
-        """Seconds since `started`, what they were used for, and the largest memory of this rank's process so far.
+        """Returns the seconds since `started`, how they were used, and this process's largest memory so far.
 
-        tokens_per_s counts inputs (prompts and tools' responses too). mfu: share of the peak of all ranks that the
-        model's own operations are; left out where the peak is unknown.
+        tokens_per_s counts inputs (prompts and tools' responses too). mfu is the share of all ranks' peak that the
+        model's own operations take; it is missing if the peak is unknown.
         """
         lengths = [n for minibatch in minibatches for n in minibatch.lengths]
         targets = sum(minibatch.loss_tokens for minibatch in minibatches)
@@ -192,9 +196,9 @@ class Trainer:
         )
 
     def _updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
-        """The optimizer steps of a batch.
+        """Makes the optimizer steps of a batch.
 
-        Where the loss asks for it, what follows the first update is scored before it; in the first minibatch the
+        If the loss asks for it, the minibatches after the first update are scored before it; in the first minibatch the
         forward pass gives the same.
         """
         later = minibatches[1:] if self.proximal else []
@@ -212,14 +216,14 @@ class Trainer:
     def _update(
         self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
     ) -> dict[str, float]:
-        """Forward and backward over this rank's microbatches, then one optimizer step."""
+        """Runs forward and backward over this rank's microbatches, then makes one optimizer step."""
         counts, logprobs = self._passes(minibatch, scored, live)
         return self._step(minibatch, counts, logprobs, live)
 
     def _passes(
         self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
     ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
-        """The gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
+        """Adds up the gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
         micros = minibatch.ranks[self.rank]
         totals = Totals(minibatch.loss_tokens, minibatch.sequences)
         counts, logprobs = [], []
@@ -239,9 +243,9 @@ class Trainer:
         logprobs: Sequence[Tensor],
         live: int | None = None,
     ) -> dict[str, float]:
-        """One optimizer step with the clipped gradient; sums and maxima over passes and ranks.
+        """Makes one optimizer step with the clipped gradient; returns sums and maxima over passes and ranks.
 
-        Raises Diverged or Mismatched, before it touches the weights.
+        Raises Diverged or Mismatched before it touches the weights.
         """
         micros = minibatch.ranks[self.rank]
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
@@ -271,7 +275,7 @@ class Trainer:
         micros: Sequence[MicroBatch],
         logprobs: Sequence[Tensor],
     ) -> None:
-        """Raises Mismatched. The mean is judged: rounding averages out in it, a wrong weight does not."""
+        """Raises Mismatched. The mean is judged, since rounding averages out in it and a wrong weight does not."""
         mean, largest = result["mismatch_fresh_mean"] / result["mismatch_checked"], result["mismatch_fresh_max"]
         if mean <= tolerance and largest <= ONE_TOKEN * tolerance:
             return
@@ -313,7 +317,7 @@ class Trainer:
             how: Aggregate = getattr(self.loss, "aggregate", "token")
             loss = loss + self.config.reference_kl_coef * aggregated(kl_M, tokens, totals, how)
             added["reference_kl"] = kl_M.detach().sum()
-        (loss * self.world_size).backward()  # FSDP averages over ranks; the loss already counts the tokens of all
+        (loss * self.world_size).backward()  # FSDP averages over ranks, but the loss already counts the tokens of all
         if self._notes is not None:
             self._notes.add(micro, logprobs_M, entropy_M, scale=totals.tokens / self.world_size)
         own = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **added}
@@ -322,7 +326,7 @@ class Trainer:
         return own | counts, logprobs_M.detach()
 
     def _forward(self, micro: MicroBatch, scorer: Scorer | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the targets, [M], of the model under training unless another is given."""
+        """Returns log-probabilities and entropies of the targets, [M], under the model in training or another."""
         scorer = scorer or self.scorer
         return scorer(
             self._to_device(micro.token_ids_RL),
@@ -335,27 +339,27 @@ class Trainer:
 
     @torch.no_grad()
     def _logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
-        """Of each microbatch's targets, without a gradient."""
-        found = [self._forward(micro, scorer)[0] for micro in micros]
+        """Returns the log-probabilities of each microbatch's targets, without a gradient."""
+        logprobs = [self._forward(micro, scorer)[0] for micro in micros]
         reshard(scorer or self.scorer)
-        return found
+        return logprobs
 
     def _reference_logprobs(self, minibatch: MiniBatch) -> list[Tensor] | None:
-        """Of the targets of this rank's microbatches under the reference, if there is one."""
+        """Returns those of this rank's targets under the reference, if there is one."""
         if self.reference is None:
             return None
         with self.reference.scorer() as scorer:
             return self._logprobs(minibatch.ranks[self.rank], scorer)
 
     def release_gpu(self) -> None:
-        """The replicas' turn on the device: what only training needs leaves it, if so configured, until `train`."""
+        """Gives the device to the replicas: what only training needs leaves it until `train`, if so configured."""
         if self.config.offload_optimizer:
             self.offloader.offload()
             if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # what PyTorch keeps for itself would be missing to the replicas
+                torch.cuda.empty_cache()  # the replicas would lack what PyTorch keeps for itself
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
-        """log p of each sampled token under the current weights, [N] as the batch's; 0 where none was sampled."""
+        """Returns log p of each sampled token under the current weights, [N] as the batch's; 0 for other tokens."""
         starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
         logprobs_N = torch.zeros(len(batch.token_ids_N))
         for minibatch in self._plan(batch, 1):
@@ -369,7 +373,7 @@ class Trainer:
         return logprobs_N.numpy()
 
     def score_canary(self) -> NDArray[np.float32]:
-        """log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
+        """Returns log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
         inputs = [np.asarray(ids[:-1]) for ids in self.canary] or [np.zeros(1, np.int64)]
         lengths_S = [len(ids) for ids in inputs]
         token_ids_RL = np.concatenate(inputs)[None]
@@ -388,15 +392,15 @@ class Trainer:
         return logprobs_M.cpu().numpy()
 
     def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
-        """A Hugging Face checkpoint (`algo.learner.state.export`). Raises OSError or SafetensorError."""
+        """Writes a Hugging Face checkpoint (`algo.learner.state.export`). Raises OSError or SafetensorError."""
         export(self.scorer, self.source, path, chat_template=chat_template, end_of_turn=end_of_turn)
 
     def checkpoint(self, path: Path, version: int) -> None:
-        """All that resuming takes, written to path in a thread (`algo.learner.state.checkpoint`)."""
+        """Writes all that resuming takes to path, in a thread (`algo.learner.state.checkpoint`)."""
         self.checkpoints.write(path, {"version": version, "trained_batches": self.trained_batches})
 
     def restore(self, path: Path) -> int:
-        """Goes on from a checkpoint; returns the version of its weights. Raises CheckpointFailed."""
+        """Restores a checkpoint and returns the version of its weights. Raises CheckpointFailed."""
         counters = self.checkpoints.read(path)
         self.trained_batches = counters["trained_batches"]
         return counters["version"]
@@ -406,6 +410,6 @@ class Trainer:
 
 
 def _mean_weight(result: Mapping[str, float]) -> float:
-    """Of a minibatch's tokens that were not rejected; 1 where all were."""
+    """Returns the mean weight of a minibatch's tokens that were not rejected; 1 if all were."""
     kept = result["tokens"] - result["rejected"]
     return result["weight"] / kept if kept else 1.0

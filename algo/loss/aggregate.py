@@ -1,9 +1,10 @@
-"""From losses of tokens to the loss of a minibatch, and sums over sequences.
+"""Combines losses of tokens into the loss of a minibatch, and sums over sequences.
 
 Invariants
-- A loss is a sum of terms divided by counts of the whole minibatch (over all ranks and microbatches) that the caller
+- A loss is a sum of terms divided by counts of the whole minibatch (over all ranks and microbatches), which the caller
   gives: the losses of parts add up to that of the whole, as long as no sequence is cut.
-- Only positions that carry loss come in, so a masked value cannot leak; none at all gives 0, attached to the graph.
+- Only positions that carry loss come in, so a masked value cannot leak. Without any position the loss is 0, attached to
+  the graph.
 - A sequence without a position changes nothing.
 
 Shape legend: M positions with loss, S sequences (or prompts); sequence_M holds each position's sequence in [0, S).
@@ -18,21 +19,21 @@ from torch import Tensor
 
 
 def choose(mask: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """Each tensor at the positions where the mask is not 0, flattened to [M]."""
+    """Returns each tensor at the positions where the mask is not 0, flattened to [M]."""
     return [tensor[mask.bool()] for tensor in tensors]
 
 
 def total(losses_M: Tensor, count: float | Tensor) -> Tensor:
-    """sum(losses_M) / count.
+    """Returns sum(losses_M) / count.
 
-    count is the minibatch's tokens for the token mean (DAPO, arXiv 2503.14476), its sequences for the sequence mean of
-    token sums, sequences times the longest length allowed for Dr. GRPO's constant divisor (arXiv 2503.20783).
+    count: the minibatch's tokens for the token mean (DAPO, arXiv 2503.14476), its sequences for the sequence mean of
+    token sums, or sequences times the longest length allowed for Dr. GRPO's constant divisor (arXiv 2503.20783).
     """
     return losses_M.sum() / count
 
 
 def mean_of_means(losses_M: Tensor, sequence_M: Tensor, sequences: int, count: float | Tensor) -> Tensor:
-    """Each sequence's token mean, summed and divided by count: the minibatch's sequences with at least one token.
+    """Returns the sum of each sequence's token mean, divided by count: the minibatch's sequences that have tokens.
 
     With a prompt's number in place of a sequence's it is the mean over prompts of their token means.
     """
@@ -42,7 +43,7 @@ def mean_of_means(losses_M: Tensor, sequence_M: Tensor, sequences: int, count: f
 def over_sequence(
     values_M: Tensor, sequence_M: Tensor, sequences: int, reduce: Literal["sum", "mean", "max"]
 ) -> Tensor:
-    """Sum, mean or maximum of each sequence's values, [S]; 0 for a sequence without a position."""
+    """Returns the sum, mean or maximum of each sequence's values, [S]; 0 for a sequence without a position."""
     zeros_S = values_M.new_zeros(sequences)
     if reduce == "max":
         return zeros_S.scatter_reduce(0, sequence_M, values_M, "amax", include_self=False)

@@ -1,11 +1,10 @@
-"""What a loss is: tokens of a microbatch in, a scalar and sums over the tokens out. `algo.loss.policy_losses` holds
-those we ship.
+"""The interface of a loss, which `algo.loss.policy_losses` implements: it maps the tokens of a microbatch to a scalar.
 
 Invariants
-- Only positions that carry loss come in, of whole trajectories: whatever stands elsewhere changes nothing.
+- Only positions that carry loss come in, of whole trajectories: values elsewhere change nothing.
 - A loss is a sum divided by counts of the whole minibatch (`Totals`, over all ranks and microbatches), so it does not
-  depend on how a minibatch is cut. No token at all gives 0, attached to the graph.
-- `statistics` does not know which loss is used: every run reports the same numbers on ratio and divergence.
+  depend on how a minibatch is divided. Without any token it is 0, attached to the graph.
+- `statistics` does not depend on the loss: every run reports the same numbers on ratio and divergence.
 
 Shape legend: M positions with loss.
 """
@@ -20,14 +19,15 @@ from torch import Tensor
 from algo.loss.aggregate import mean_of_means, over_sequence, total
 from algo.loss.objectives import LOG_RATIO_CLAMP
 
-# How the losses of tokens become one number; `algo.loss.policy_losses` says what each means.
+# How the losses of tokens become one number; `algo.loss.policy_losses` explains each value.
 Aggregate = Literal["token", "sequence"] | float
 
 
 class Tokens(NamedTuple):
-    """Tensors [M]. old_logprobs_M: the sampler's; versions_M: the weight version that it had.
+    """Tensors [M] of a microbatch. A loss is differentiable in logprobs_M alone.
 
-    sequence_M: each token's trajectory, int64 in [0, sequences). Differentiable in logprobs_M alone.
+    old_logprobs_M: those of the sampler. versions_M: the weight version that it had.
+    sequence_M: each token's trajectory, int64 in [0, sequences).
     proximal_logprobs_M: the learner's before the step's first update, for a loss whose `proximal` is true.
     """
 
@@ -48,9 +48,10 @@ class Totals(NamedTuple):
 
 
 class Loss(Protocol):
-    """A frozen dataclass of plain values that stands in a module the learner can import, and is called once a
-    microbatch. Returns the scalar to minimise and detached sums over the tokens, under the same names each time; a name
-    that ends in `_max` is a maximum. They are reported per token of the step.
+    """A frozen dataclass of plain values in a module that the learner can import, called once a microbatch.
+
+    It returns the scalar to minimise and detached sums over the tokens, under the same names each time; a name that
+    ends in `_max` is a maximum. They are reported per token of the step.
 
         @dataclass(frozen=True, kw_only=True, slots=True)
         class Hinge:
@@ -60,15 +61,15 @@ class Loss(Protocol):
                 short_M = self.margin - tokens.advantages_M * (tokens.logprobs_M - tokens.old_logprobs_M)
                 return short_M.relu().sum() / totals.tokens, {"short": (short_M > 0).sum()}
 
-    `LearnerConfig(loss=Hinge(margin=0.5))` trains with it; `algo.contracts.check_loss(Hinge())` checks it. With an
-    attribute `proximal` that is true, tokens.proximal_logprobs_M is given.
+    `LearnerConfig(loss=Hinge(margin=0.5))` trains with it; `algo.contracts.check_loss(Hinge())` checks it. A loss with
+    an attribute `proximal` that is true gets tokens.proximal_logprobs_M.
     """
 
     def __call__(self, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
 def aggregated(losses_M: Tensor, tokens: Tokens, totals: Totals, how: Aggregate) -> Tensor:
-    """The tokens' share of the minibatch's loss: `how` as in `algo.loss.policy_losses`."""
+    """Returns the tokens' share of the minibatch's loss; `how` is explained in `algo.loss.policy_losses`."""
     if how == "token":
         return total(losses_M, totals.tokens)
     if how == "sequence":
@@ -78,12 +79,13 @@ def aggregated(losses_M: Tensor, tokens: Tokens, totals: Totals, how: Aggregate)
 
 @torch.no_grad()
 def statistics(tokens: Tokens, live: int | None = None) -> dict[str, Tensor]:
-    """Sums over the tokens, and maxima, 0 where there is no token.
+    """Returns sums over the tokens, and maxima, which are 0 without a token.
 
-    ratio_mean, ratio_max: learner / sampler, its logarithm clamped to +-20. kl: sum of r - 1 - log r, an estimate of
-    KL(sampler || learner) (k3, Schulman 2020). mismatch_max: the largest |log r| before the clamp; mismatch_fresh_max:
-    of the trajectories which version `live` alone sampled, 0 when it is None; mismatch_fresh_mean: the sum there, which
-    a step divides by mismatch_checked, how many tokens those have.
+    ratio_mean, ratio_max: learner / sampler, with its logarithm clamped to +-20.
+    kl: the sum of r - 1 - log r, an estimate of KL(sampler || learner) (k3, Schulman 2020).
+    mismatch_max: the largest |log r| before the clamp.
+    mismatch_fresh_max: the largest |log r| of trajectories that version `live` alone sampled; 0 if `live` is None.
+    mismatch_fresh_mean: the sum of these |log r|, which a step divides by mismatch_checked, their number.
     """
     difference_M = tokens.logprobs_M - tokens.old_logprobs_M
     log_ratio_M = difference_M.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
@@ -102,9 +104,9 @@ def statistics(tokens: Tokens, live: int | None = None) -> dict[str, Tensor]:
 
 
 def fresh(sequence_M: Tensor, sequences: int, versions_M: Tensor, live: int | None) -> Tensor:
-    """Bool [M]: every token of its trajectory was sampled by version `live`; with None no token is.
+    """Returns bool [M]: whether every token of its trajectory was sampled by version `live`; all False with None.
 
-    A trajectory that went on over an update may have looked at keys and values of the weights before it.
+    A trajectory that continued over an update may have attended to keys and values of the weights before it.
     """
     if live is None:
         return torch.zeros_like(versions_M, dtype=torch.bool)

@@ -1,9 +1,10 @@
 """Estimators of a Kullback-Leibler divergence from sampled tokens, and the entropy of a distribution.
 
-logprobs_M are the policy's, which sampled the tokens, ref_logprobs_M those of the other model; the estimate is of
-KL(policy || reference) per token. k2 is biased, k3 unbiased and never negative (Schulman, "Approximating KL
-Divergence", 2020). As losses they differ: k2 has the divergence's gradient on average, k3 that of the reverse one.
-(The plain difference, k1, is unbiased too, but its gradient has mean 0: it is nothing to train with.)
+The estimates are of KL(policy || reference) per token, where logprobs_M are those of the policy, which sampled the
+tokens, and ref_logprobs_M those of the other model. k2 is biased; k3 is unbiased and never negative (Schulman,
+"Approximating KL Divergence", 2020). As losses they differ: on average k2 has the divergence's gradient, k3 that of the
+reverse divergence. (The plain difference, k1, is unbiased too, but its gradient has mean 0, so it cannot be trained
+with.)
 
 Shape legend: M positions with loss, V vocabulary.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 
 
 def k2(logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
-    """(log p - log q)^2 / 2."""
+    """Returns (log p - log q)^2 / 2."""
     return 0.5 * (logprobs_M - ref_logprobs_M).square()
 
 
@@ -26,7 +27,7 @@ def k3(
     clamp: float | None = 20.0,
     result_clamp: float | None = 10.0,
 ) -> Tensor:
-    """q / p - 1 - log(q / p), with the logarithm held to +-clamp and the result to +-result_clamp; None holds neither.
+    """Returns q / p - 1 - log(q / p), with the logarithm held to +-clamp and the result to +-result_clamp, unless None.
 
     A token beyond a bound has no gradient: one outlier of exp(20) would otherwise be the whole loss.
     """
@@ -38,7 +39,7 @@ def k3(
 
 
 def k3_with_gradient_of_k2(logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
-    """The value of k3 with the gradient of k2."""
+    """Returns the value of k3 with the gradient of k2."""
     slope_M = k2(logprobs_M, ref_logprobs_M)
     return k3(logprobs_M, ref_logprobs_M).detach() + slope_M - slope_M.detach()
 
@@ -47,10 +48,10 @@ ESTIMATORS = {"k2": k2, "k3": k3, "k3_with_gradient_of_k2": k3_with_gradient_of_
 
 
 def mismatch(logprobs_M: Tensor, rollout_logprobs_M: Tensor) -> Tensor:
-    """r - 1 - log r with r = learner / sampler: KL(sampler || learner) per token, without clamps (a diagnostic)."""
+    """Returns r - 1 - log r, r = learner / sampler: KL(sampler || learner) per token, without clamps (a diagnostic)."""
     return k3(rollout_logprobs_M, logprobs_M, clamp=None, result_clamp=None)
 
 
 def entropy(logits_V: Tensor) -> Tensor:
-    """-sum p log p in nats over the last axis of logits [..., V]; a logit of -inf contributes 0."""
+    """Returns -sum p log p in nats over the last axis of logits [..., V]; a logit of -inf contributes 0."""
     return torch.special.entr(logits_V.softmax(-1)).sum(-1)

@@ -1,9 +1,9 @@
-"""What a token loses: policy objectives per position, before any averaging.
+"""Policy objectives: the loss of each token, before any averaging.
 
 Invariants
 - Only positions that carry loss come in (`aggregate.choose`), so masked values change neither loss nor gradient.
 - Every objective is differentiable in logprobs_M alone and is minimised.
-- A ratio is learner / sampler; its logarithm is clamped to +-20 unless the caller says otherwise.
+- A ratio is learner / sampler; its logarithm is clamped to +-20 unless the caller gives another bound.
 
 Shape legend: M positions with loss, S sequences; sequence_M holds each position's sequence in [0, S).
 """
@@ -22,7 +22,7 @@ LOG_RATIO_CLAMP = 20.0
 
 
 def log_ratio(logprobs_M: Tensor, old_logprobs_M: Tensor, clamp: float | None = LOG_RATIO_CLAMP) -> Tensor:
-    """logprobs - old_logprobs, clamped to +-clamp; None leaves it as it is."""
+    """Returns logprobs - old_logprobs, clamped to +-clamp unless that is None."""
     difference_M = logprobs_M - old_logprobs_M
     return difference_M if clamp is None else difference_M.clamp(-clamp, clamp)
 
@@ -37,7 +37,7 @@ def ppo_clip(
     dual_clip: float | None = None,
     clamp: float | None = LOG_RATIO_CLAMP,
 ) -> Tensor:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); for A < 0 at most -dual_clip A.
+    """Returns -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); for A < 0 it is at most -dual_clip A.
 
     Source: PPO (arXiv 1707.06347, eq. 7), separate bounds of DAPO (arXiv 2503.14476), dual clip (arXiv 1912.09729),
     where dual_clip is above 1.
@@ -49,7 +49,7 @@ def ppo_clip(
 def clipped(
     ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Tensor:
-    """The clipped objective of a ratio, which may be a token's or a sequence's."""
+    """Returns the clipped objective of a ratio, which may be a token's or a sequence's."""
     clipped_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high)
     losses_M = -torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
     if dual_clip is None:
@@ -69,11 +69,13 @@ def gspo(
     token_gradient: bool = False,
     clamp: float | None = 10.0,
 ) -> Tensor:
-    """PPO's clipped objective with one ratio per sequence, the geometric mean over its tokens.
+    """Returns PPO's clipped objective with one ratio per sequence, the geometric mean over its tokens.
 
     token_gradient: each token's gradient is its own with its own advantage (GSPO-token); otherwise it flows through the
-    sequence's mean. The two are equal where the advantage is constant in a sequence. clamp: of the mean's logarithm,
-    from above. Meant to be averaged by `aggregate.mean_of_means`. Source: GSPO (arXiv 2507.18071).
+    sequence's mean. The two are equal if the advantage is constant in a sequence.
+    clamp: the upper bound of the mean's logarithm.
+
+    It is meant to be averaged by `aggregate.mean_of_means`. Source: GSPO (arXiv 2507.18071).
     """
     means_S = over_sequence(logprobs_M - old_logprobs_M, sequence_M, sequences, "mean")
     mean_M = means_S[sequence_M]
@@ -85,7 +87,7 @@ def gspo(
 
 
 def reinforce(logprobs_M: Tensor, advantages_M: Tensor, weights_M: Tensor) -> Tensor:
-    """-w A log p with constant importance weights, for instance those of `algo.loss.corrections`."""
+    """Returns -w A log p with constant importance weights, such as those of `algo.loss.corrections`."""
     return -weights_M.detach() * advantages_M * logprobs_M
 
 
@@ -98,7 +100,7 @@ def cispo(
     clip_high: float,
     clamp: float | None = LOG_RATIO_CLAMP,
 ) -> Tensor:
-    """REINFORCE weighted by the clipped ratio: no token loses its gradient. Source: MiniMax-M1 (arXiv 2506.13585)."""
+    """Returns REINFORCE weighted by the clipped ratio: no token loses its gradient. Source: arXiv 2506.13585."""
     ratio_M = log_ratio(logprobs_M, old_logprobs_M, clamp).exp()
     return reinforce(logprobs_M, advantages_M, ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high))
 
@@ -113,11 +115,14 @@ def trusted(
     divergence: Literal["tv", "kl"] = "tv",
     both_sides: bool = False,
 ) -> Tensor:
-    """DPPO's trust region, bool [M]: False where a further step in the advantage's direction would leave it.
+    """Returns DPPO's trust region, bool [M]: False where a further step in the advantage's direction would leave it.
 
-    The divergence is that of the two outcomes "this token" and "another one": total variation |p - q|, or
-    KL(q || p), with p the learner's and q the sampler's probability. A > 0 is stopped beyond `high` when p > q, A < 0
-    beyond `low` when p < q. both_sides: beyond `high` upwards and `low` downwards whatever the advantage (IPO).
+    The divergence is that of the two outcomes "this token" and "another one": total variation |p - q|, or KL(q || p),
+    with p the learner's and q the sampler's probability. A token with A > 0 is stopped beyond `high` if p > q, one with
+    A < 0 beyond `low` if p < q.
+
+    both_sides: stops beyond `high` upwards and `low` downwards whatever the advantage (IPO).
+
     Source: DPPO (arXiv 2602.04879); bounds and signs as in prime-rl, src/prime_rl/trainer/rl/loss.py, and SkyRL,
     skyrl/backends/skyrl_train/utils/ppo_utils.py.
     """
@@ -130,7 +135,7 @@ def trusted(
 
 
 def _two_outcome_kl(q_M: Tensor, p_M: Tensor) -> Tensor:
-    # Rounding to float32 makes 0 of a 1 - p that is less.
+    # A very small 1 - p is rounded to 0 in float32.
     return torch.xlogy(q_M, q_M / p_M) + torch.xlogy(1 - q_M, (1 - q_M) / (1 - p_M).clamp(min=1e-7))
 
 
@@ -147,11 +152,11 @@ def dppo(
     square_coef: float = 0.0,
     clamp: float | None = LOG_RATIO_CLAMP,
 ) -> Tensor:
-    """-min(r, truncation) A inside the region of `trusted`, 0 outside; plus square_coef (log r)^2 everywhere.
+    """Returns -min(r, truncation) A inside the region of `trusted`, 0 outside, plus square_coef (log r)^2 everywhere.
 
-    The gradient of the first term is -min(r, truncation) A grad log p: a ratio that is truncated weighs the token less
-    and does not stop it, as a clip would. None truncates nothing. Source: DPPO (arXiv 2602.04879); the truncation as in
-    verl, verl/trainer/ppo/core_algos.py, whose bound is 20 (prime-rl has none).
+    The gradient of the first term is -min(r, truncation) A grad log p: unlike a clip, the truncation of a ratio lowers
+    the token's weight but does not stop it. None truncates nothing. Source: DPPO (arXiv 2602.04879); the truncation as
+    in verl, verl/trainer/ppo/core_algos.py, whose bound is 20 (prime-rl has none).
     """
     log_ratio_M = log_ratio(logprobs_M, rollout_logprobs_M, clamp)
     keep_M = trusted(
@@ -174,7 +179,7 @@ def sapo(
     tau_negative: float = 1.05,
     clamp: float | None = LOG_RATIO_CLAMP,
 ) -> Tensor:
-    """-4 / tau sigmoid(tau (r - 1)) A: a smooth gate in place of the clip. Source: SAPO (arXiv 2511.20347)."""
+    """Returns -4 / tau sigmoid(tau (r - 1)) A: a smooth gate in place of the clip. Source: SAPO (arXiv 2511.20347)."""
     ratio_M = log_ratio(logprobs_M, old_logprobs_M, clamp).exp()
     tau_M = torch.where(advantages_M > 0, tau_positive, tau_negative).to(ratio_M.dtype)
     return -4 / tau_M * torch.sigmoid(tau_M * (ratio_M - 1)) * advantages_M

@@ -4,14 +4,14 @@
     LearnerConfig(loss=PpoClip(proximal=True, correction=Correction(level="token", upper=2.0)))
 
 Invariants
-- The loss of parts adds up to that of the whole minibatch: what it is divided by comes from `Totals`.
-- A rejected token counts among the minibatch's tokens: rejecting does not make the others count more.
+- The losses of parts add up to that of the whole minibatch: their divisors come from `Totals`.
+- A rejected token still counts among the minibatch's tokens: rejecting does not make the others weigh more.
 - Importing this file does not load torch: a recipe builds a loss, the learner calls it.
 
-Each returns, besides the scalar, sums over the tokens (`Loss`): `clip_low`, `clip_high` tokens whose bound was reached;
-`weight` the correction's weights and `rejected` those that are 0.
+Besides the scalar, each loss returns sums over the tokens (`Loss`): `clip_low` and `clip_high` count tokens whose bound
+was reached; `weight` adds up the correction's weights, and `rejected` counts those that are 0.
 
-Shape legend: M positions with loss; a ratio is learner / sampler unless `proximal`, see `_Policy`.
+Shape legend: M positions with loss; a ratio is learner / sampler unless `proximal` is set, see `_Policy`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ Kind = Literal["clamp", "icepop", "mask"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """A weight per token for the difference between the sampler and the model that learns.
+    """Weighs each token by the difference between its sampler and the model that learns from it.
 
-    level: whose ratio, the token's, the product or the geometric mean of its trajectory's. kind: "clamp" holds the
-    ratio to the bounds (truncated importance sampling), "icepop" makes it 0 outside of them, "mask" weighs 1 inside and
-    0 outside. lower, upper: bounds of the ratio, None holds nothing. veto: a trajectory with one token whose ratio is
-    below it weighs 0. drift: a failure (A < 0) weighs 0 when its tokens have become less likely by more than this
-    many nats on average (DeepSeek-V3.2, arXiv 2512.02556). The ratio is proximal / sampler where the loss has
-    `proximal`, else learner / sampler.
-    also: another correction, whose weights multiply these: a clamp of the tokens' ratios beside a mask with other
-    bounds, say, `Correction(upper=2.0, also=Correction(level="geometric", kind="mask", lower=0.99, upper=1.01))`.
+    The ratio is proximal / sampler if the loss has `proximal`, else learner / sampler.
+
+    level: whose ratio is taken, the token's, or the product or geometric mean of its trajectory's.
+    kind: "clamp" holds the ratio to the bounds (truncated importance sampling), "icepop" makes it 0 outside of them,
+    "mask" weighs 1 inside and 0 outside.
+    lower, upper: bounds of the ratio; None is no bound.
+    veto: a trajectory with any token whose ratio is below it weighs 0.
+    drift: a failure (A < 0) weighs 0 if its tokens have become less likely by more than this many nats on average
+    (DeepSeek-V3.2, arXiv 2512.02556).
+    also: another correction, whose weights multiply these, such as a mask with other bounds beside a clamp of the
+    tokens' ratios: `Correction(upper=2.0, also=Correction(level="geometric", kind="mask", lower=0.99, upper=1.01))`.
     normalize: the weights of a minibatch are divided by the mean of those that are not 0 (self-normalised importance
-    sampling), so that they change how tokens compare and not how long the step is. It needs a loss without other terms:
+    sampling), so that they change how tokens compare but not how long the step is. It needs a loss without other terms:
     `sampler_kl_coef` and `LearnerConfig.reference_kl_coef` must be 0.
 
     >>> Correction(level="geometric", kind="mask", lower=1.1, upper=1.01)
@@ -78,11 +81,11 @@ class Correction:
 
     @property
     def only_rejects(self) -> bool:
-        """Whether its weights are 1 or 0."""
+        """Whether all weights are 1 or 0."""
         return self.kind == "mask" and not self.normalize and (self.also is None or self.also.only_rejects)
 
     def weights(self, tokens: Tokens) -> Tensor:
-        """[M], constants, at least 0, not yet normalised: that takes those of the whole minibatch."""
+        """Returns constant weights, [M], at least 0. They are not normalised yet: that takes the whole minibatch's."""
         from algo.loss import corrections
 
         learner_M = tokens.logprobs_M if tokens.proximal_logprobs_M is None else tokens.proximal_logprobs_M
@@ -116,17 +119,17 @@ class Correction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Policy:
-    """What the policy losses share; each gives the losses of the tokens.
+    """The fields and the composition that all policy losses share; each of them gives the losses of the tokens.
 
     aggregate: "token" is the mean over the minibatch's tokens (DAPO), "sequence" the mean over trajectories of their
-    token means, a number the sum over trajectories' tokens divided by it and by the trajectories (Dr. GRPO: the
+    token means. A number n is the sum over all tokens divided by n times the number of trajectories (Dr. GRPO: n is the
     longest length allowed).
-    proximal: the ratio is learner / proximal, with the learner before the step's first update in place of the sampler
-    (decoupled PPO, arXiv 2505.24298); the scoring of all but the first minibatch is done twice. The sampler then enters
-    through `correction` alone. Without it the loss's own ratio is already learner / sampler, and `correction` may only
+    proximal: the ratio is learner / proximal, where proximal is the learner before the step's first update (decoupled
+    PPO, arXiv 2505.24298); all but the first minibatch are then scored twice, and the sampler enters through
+    `correction` alone. Without `proximal` the loss's own ratio is already learner / sampler, and `correction` may only
     reject ("mask").
-    sampler_kl_coef: of the k3 estimate of KL(learner || sampler), added to each token's loss. The divergence from the
-    model that training began with is `LearnerConfig.reference_kl_coef`.
+    sampler_kl_coef: coefficient of the k3 estimate of KL(learner || sampler), which is added to each token's loss. For
+    the divergence from the model that training began with, see `LearnerConfig.reference_kl_coef`.
     """
 
     aggregate: Aggregate = "token"
@@ -138,8 +141,8 @@ class _Policy:
         _check_aggregate(self)
         require(f"{type(self).__name__}.sampler_kl_coef", self.sampler_kl_coef, at_least(0))
         if self.correction and not self.correction.only_rejects and not self.proximal:
-            words = "its ratio is in the loss already, so without proximal=True a correction can only reject"
-            raise ValueError(f"{type(self).__name__}.correction.kind must be 'mask': {words}")
+            reason = "its ratio is in the loss already, so without proximal=True a correction can only reject"
+            raise ValueError(f"{type(self).__name__}.correction.kind must be 'mask': {reason}")
         if self.normalizes and self.sampler_kl_coef:
             raise ValueError(
                 f"{type(self).__name__}.sampler_kl_coef must be 0 with correction.normalize, got {self.sampler_kl_coef}"
@@ -171,11 +174,11 @@ class _Policy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PpoClip(_Policy):
-    """The clipped objective with the ratio's bounds 1 - clip_low and 1 + clip_high (`objective.ppo_clip`).
+    """The clipped objective with the ratio's bounds 1 - clip_low and 1 + clip_high (`objectives.ppo_clip`).
 
-    dual_clip: above 1, the loss of a token with A < 0 is at most dual_clip |A|; None: it grows with the ratio, and one
-    token that the learner finds likely and the sampler did not can outweigh the batch. 3 is the recipes' value in the
-    field (arXiv 1912.09729; verl, which the released rStar2-Agent was trained with).
+    dual_clip: above 1; the loss of a token with A < 0 is at most dual_clip |A|. With None it grows with the ratio, and
+    one token that the learner finds likely and the sampler did not can outweigh the batch. 3 is the recipes' value in
+    the field (arXiv 1912.09729; verl, which the released rStar2-Agent was trained with).
     """
 
     clip_low: float = 0.2
@@ -198,7 +201,7 @@ class PpoClip(_Policy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gspo(_Policy):
-    """PPO's clip with one ratio per trajectory (`objective.gspo`): bounds are two orders narrower than a token's.
+    """PPO's clip with one ratio per trajectory (`objectives.gspo`); its bounds are two orders narrower than a token's.
 
     token_gradient: GSPO-token. Source of the defaults: arXiv 2507.18071, section 5.1.
     """
@@ -232,9 +235,9 @@ class Gspo(_Policy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cispo(_Policy):
-    """REINFORCE weighted by the clipped ratio (`objective.cispo`): no token loses its gradient.
+    """REINFORCE weighted by the clipped ratio (`objectives.cispo`): no token loses its gradient.
 
-    clip_low 1: no lower bound, as in arXiv 2506.13585.
+    clip_low: 1 is no lower bound, as in arXiv 2506.13585.
     """
 
     clip_low: float = 1.0
@@ -258,13 +261,14 @@ class Cispo(_Policy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dppo(_Policy):
-    """The ratio's objective inside a trust region around the sampler, 0 outside (`objective.dppo`).
+    """The ratio's objective inside a trust region around the sampler, 0 outside (`objectives.dppo`).
 
-    low, high: the divergence ("tv" | "kl" of the two outcomes) that stops a token with A < 0, A > 0. both_sides: IPO.
-    truncation: the largest ratio that weighs a token. The region does not stop a token with A < 0 that the learner
-    finds likelier than the sampler did: it is pushed down on purpose. The truncation only keeps one such token from
-    outweighing the batch, and its gradient stays (20 is verl's value; None: no bound, as in prime-rl). square_coef: of
-    (log ratio)^2, added everywhere.
+    low, high: the divergence ("tv" | "kl" of the two outcomes) that stops a token with A < 0, and with A > 0.
+    both_sides: stops on both sides whatever the advantage (IPO).
+    truncation: the largest ratio that weighs a token (20 is verl's value; None: no bound, as in prime-rl). The region
+    does not stop a token with A < 0 that the learner finds likelier than the sampler did: it is pushed down on purpose.
+    The truncation only keeps one such token from outweighing the batch; its gradient stays.
+    square_coef: coefficient of (log ratio)^2, which is added everywhere.
     """
 
     low: float = 0.2
@@ -313,7 +317,7 @@ class Dppo(_Policy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sapo(_Policy):
-    """A smooth gate in place of the clip (`objective.sapo`); a larger tau closes sooner."""
+    """A smooth gate in place of the clip (`objectives.sapo`); a larger tau closes it sooner."""
 
     tau_positive: float = 1.0
     tau_negative: float = 1.05
@@ -338,7 +342,7 @@ class Sapo(_Policy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossEntropy:
-    """-log p of the tokens: supervised fine-tuning. Advantages and the sampler are ignored.
+    """The loss of supervised fine-tuning, -log p of the tokens. Advantages and the sampler are ignored.
 
     It counts `nll`, the sum of -log p: per token it can be compared between runs, whatever the aggregation.
     """
@@ -356,7 +360,7 @@ class CrossEntropy:
 
 
 def _replaced(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high: float) -> Counts:
-    """Tokens whose loss the lower (A < 0) or upper (A > 0) bound replaced."""
+    """Returns how many tokens had their loss replaced by the lower (A < 0) and the upper (A > 0) bound."""
     low_M = (ratio_M < 1.0 - clip_low) & (advantages_M < 0)
     high_M = (ratio_M > 1.0 + clip_high) & (advantages_M > 0)
     return {"clip_low": low_M.sum(), "clip_high": high_M.sum()}

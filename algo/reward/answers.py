@@ -1,4 +1,4 @@
-"""Finds answers in the text that a policy sampled (`Trajectory.text`: its assistant turns, no tool responses).
+"""Finds answers in the text that a policy sampled (`Trajectory.text`: its assistant turns, without tool responses).
 
 Invariants
 - Only closed `<answer>...</answer>` tags count; of nested openings the innermost one that is closed counts.
@@ -21,11 +21,12 @@ ASK_FOR_ANSWER = (
 TOOL_CALL_END = "</tool_call>"
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or what a backslash takes with it: after a line break a brace is one
+# Or a backslash with what it takes, so that a brace after a line break counts
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def answers(text: str) -> list[str]:
-    """Contents of the closed answer tags, in order.
+    """Returns the contents of the closed answer tags, in order.
 
     >>> answers("<answer>1</answer> or <answer>2</answer> or <answer>3")
     ['1', '2']
@@ -39,7 +40,7 @@ def final_turn(trajectory: Trajectory) -> str:
 
 
 def boxed_answer(text: str) -> str | None:
-    """Returns what the text of a final turn answers, without surrounding space; what comes before a tool call is none.
+    """Returns the answer in the text of a final turn, without surrounding space; text before a tool call has none.
 
     >>> boxed_answer(r"<answer>\\boxed{3} no, \\boxed{\\frac{1}{2}}</answer>")
     '\\\\frac{1}{2}'
@@ -50,8 +51,8 @@ def boxed_answer(text: str) -> str | None:
         return None
     rest = tagged[-1][boxes[-1].end() :]
     depth = 1
-    for found in _BRACE.finditer(rest):
-        depth += (found[0] == "{") - (found[0] == "}")
+    for brace in _BRACE.finditer(rest):
+        depth += (brace[0] == "{") - (brace[0] == "}")
         if depth == 0:
-            return rest[: found.start()].strip()
+            return rest[: brace.start()].strip()
     return None

@@ -1,11 +1,11 @@
-"""Rewards made of rewards: a weighted sum with monitors beside it, and one that is chosen by the prompt.
+"""Rewards made of rewards: a weighted sum with monitors beside it, and one that the prompt chooses.
 
 Invariants
-- Each part is a score of the trajectory (`Grade.scores`) under its name, and what a part itself reports under
+- Each part is a score of the trajectory (`Grade.scores`) under its name; what the part itself reports is under
   `name/score`.
-- A part of weight 0 is a monitor: it is only looked at. One that cannot grade, has a bug, or takes too long is a score
-  of None, and changes neither the reward nor whether there is one; its first bug is logged as a warning, which a run
-  notes. Any other part that cannot grade leaves no reward.
+- A part of weight 0 is a monitor: it is only looked at. If it cannot grade, has a bug or takes too long, its score is
+  None, and neither the reward nor its existence changes; its first bug is logged as a warning, which a run notes.
+- If any other part cannot grade, there is no reward.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EachAlone:
         self.reward = reward
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Grades:
-        """Raises GraderUnavailable when no trajectory could be graded."""
+        """Returns grades, None for a trajectory that could not be graded. Raises GraderUnavailable if none could be."""
         failures: list[GraderUnavailable] = []
 
         async def grade(trajectory: Trajectory) -> float | Grade | None:
@@ -61,12 +61,12 @@ class EachAlone:
 
 
 class Weighted:
-    """The sum of rewards, each times its weight; one of weight 0 is a monitor.
+    """Adds up rewards, each times its weight; a reward of weight 0 is a monitor.
 
         reward = Weighted({"correct": (1.0, MathReward()), "style": (0.2, Judge(...)), "words": (0.0, Words())})
 
-    monitor_s: seconds after which a monitor is given up. Raises ValueError for a weight that is not finite, without
-    any weight but 0, and for a name that is empty.
+    monitor_s: seconds after which a monitor is given up. Raises ValueError for a weight that is not finite, for weights
+    that are all 0, and for an empty name.
     """
 
     def __init__(self, parts: Mapping[str, tuple[float, Reward]], *, monitor_s: float = 10.0) -> None:
@@ -78,13 +78,13 @@ class Weighted:
     async def __call__(self, trajectory: Trajectory) -> Grade:
         """Raises GraderUnavailable."""
         [grade] = await self._group([trajectory])
-        if grade is None:  # of one trajectory there is a grade or a reason
+        if grade is None:  # for one trajectory there is a grade or a reason
             raise GraderUnavailable("a part of the reward gave no grade")
         return grade
 
 
 class WeightedGroup:
-    """As `Weighted`, of rewards of which any may see the whole group."""
+    """Adds up rewards as `Weighted` does; any of them may see the whole group."""
 
     sees_group: Literal[True] = True
 
@@ -103,7 +103,7 @@ class WeightedGroup:
         self._broken: set[str] = set()  # the monitors of which a bug was logged
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
-        """Raises GraderUnavailable when a part with a weight could grade none of them."""
+        """Returns grades, None where a weighted part has none. Raises GraderUnavailable if one has none at all."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = {
@@ -112,13 +112,13 @@ class WeightedGroup:
                 }
         except BaseExceptionGroup as error:
             raise first_error(error) from error
-        found = {name: task.result() for name, task in running.items()}
+        parts = {name: task.result() for name, task in running.items()}
         return [
-            self._sum({name: grades[index] for name, grades in found.items()}) for index in range(len(trajectories))
+            self._sum({name: grades[index] for name, grades in parts.items()}) for index in range(len(trajectories))
         ]
 
     async def _part(self, name: str, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
-        """A part's grade of each trajectory."""
+        """Returns a part's grade of each trajectory."""
         if not self._weights[name]:
             return await self._monitored(name, trajectories)
         return self._checked(name, await call("reward", self._rewards[name], trajectories), trajectories)
@@ -130,12 +130,12 @@ class WeightedGroup:
         return [None if grade is None else Grade.of(grade) for grade in grades]
 
     async def _monitored(self, name: str, trajectories: Sequence[Trajectory]) -> Sequence[Grade | None]:
-        """None where the monitor could not grade, whatever the reason."""
+        """Returns a monitor's grades, all None if it could not grade, whatever the reason."""
         try:
             async with asyncio.timeout(self._monitor_s) as budget:
                 with no_foreign_cancel("a monitor"):
-                    found = await call("reward", self._rewards[name], trajectories)
-            return [_finite(grade) for grade in self._checked(name, found, trajectories)]
+                    grades = await call("reward", self._rewards[name], trajectories)
+            return [_finite(grade) for grade in self._checked(name, grades, trajectories)]
         except GraderUnavailable:
             return [None] * len(trajectories)
         except Exception as error:
@@ -150,7 +150,7 @@ class WeightedGroup:
             return [None] * len(trajectories)
 
     def _sum(self, grades: Mapping[str, Grade | None]) -> Grade | None:
-        """Of one trajectory; None where a part with a weight has no grade of it."""
+        """Adds up the grades of one trajectory; None if a part with a weight has no grade of it."""
         reward, scores = 0.0, dict[str, float | None]()
         for name, grade in grades.items():
             scores[name] = None if grade is None else grade.reward
@@ -165,11 +165,11 @@ class WeightedGroup:
 
 
 class ByName:
-    """The reward that a prompt names (`Prompt.reward`); that of "" grades prompts that name none.
+    """Grades by the reward that a prompt names (`Prompt.reward`); the one named "" grades prompts that name none.
 
         reward = ByName({"": MathReward(), "code": CodeReward()})
 
-    A name that is not there ends the run with BadInput, which names the prompt.
+    A name that is missing ends the run with BadInput, which names the prompt.
     """
 
     def __init__(self, rewards: Mapping[str, Reward]) -> None:
@@ -184,7 +184,7 @@ class ByName:
 
 
 class GroupByName:
-    """As `ByName`, of rewards of which any may see the whole group."""
+    """Grades by the reward that a prompt names, as `ByName` does; any of the rewards may see the whole group."""
 
     sees_group: Literal[True] = True
 
@@ -197,7 +197,7 @@ class GroupByName:
 
 
 def _finite(grade: Grade | None) -> Grade | None:
-    """A monitor's grade, without what is no number."""
+    """Returns a monitor's grade without scores that are not finite; None if its reward is not finite."""
     if grade is None or not math.isfinite(grade.reward):
         return None
     scores = {name: score for name, score in grade.scores.items() if score is None or math.isfinite(score)}

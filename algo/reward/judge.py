@@ -1,11 +1,11 @@
 """Rewards that a model gives: a score of one answer, a ranking of a group's answers, or comparisons two by two.
 
 Invariants
-- An answer of the judge is read strictly: one that says no score, two, or one out of range is asked for again, and
-  what cannot be read in the end is GraderUnavailable.
-- Placeholders are filled in once: what a question or an answer says is never taken for a placeholder.
-- Comparisons favour no place: answers are ranked in an order drawn by the prompt, and pairs are asked both ways round.
-  Equal answers get equal rewards, and are not compared.
+- An answer of the judge is read strictly: if it has no score, two scores, or one out of range, the judge is asked
+  again, and what cannot be read in the end is GraderUnavailable.
+- Placeholders are filled in once: text of a question or an answer is never taken for a placeholder.
+- No position is favoured: answers are ranked in an order drawn by the prompt, and pairs are asked in both orders. Equal
+  answers get equal rewards, and are not compared.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ _FENCE = "```"
 
 
 class Asked(Protocol):
-    """What answers questions; `algo.reward.judge_endpoint.JudgeEndpoint` is one."""
+    """Asks a model questions, such as `algo.reward.judge_endpoint.JudgeEndpoint`."""
 
     async def ask(self, messages: Messages, read: Callable[[str], Answer]) -> Judged[Answer]: ...
 
 
 def json_score(field: str = "score", lowest: float = 0.0, highest: float = 1.0) -> Callable[[str], float]:
-    """Reads an answer that is one JSON object, in a code fence or without.
+    """Returns a reader of answers that are one JSON object, with or without a code fence.
 
     >>> json_score()('{"score": 0.75, "why": "it is right"}')
     0.75
@@ -102,7 +102,7 @@ def json_score(field: str = "score", lowest: float = 0.0, highest: float = 1.0) 
 
 
 def regex_score(pattern: str, lowest: float = 0.0, highest: float = 1.0) -> Callable[[str], float]:
-    """Reads the number in the first group of a pattern, which the answer must hold exactly once.
+    """Returns a reader of the number in the first group of a pattern, which the answer must match exactly once.
 
     >>> regex_score(r"Score: ([0-9]+)", highest=10)("It is fine. Score: 7")
     7.0
@@ -112,28 +112,30 @@ def regex_score(pattern: str, lowest: float = 0.0, highest: float = 1.0) -> Call
         raise ValueError(f"the pattern must have one group, the score: {pattern!r}")
 
     def read(text: str) -> float:
-        found = compiled.findall(text)
-        if len(found) != 1:
-            raise ValueError(f"the score stands {len(found)} times in {text[:80]!r}")
-        return _within(float(found[0]), lowest, highest)
+        scores = compiled.findall(text)
+        if len(scores) != 1:
+            raise ValueError(f"the score stands {len(scores)} times in {text[:80]!r}")
+        return _within(float(scores[0]), lowest, highest)
 
     return read
 
 
 def last_turn(trajectory: Trajectory) -> str:
-    """Returns what the model said last, without the token that ends its turn."""
+    """Returns the model's last turn without the token that ends it."""
     return trajectory.turn_texts[-1].rpartition(TOOL_CALL_END)[2].strip()
 
 
 class Judge:
-    """A Reward: the score that a judge gives an answer.
+    """Grades an answer by the score that a judge gives it.
 
         async with judge_endpoint(JudgeConfig(url="http://localhost:8000/v1", model="judge")) as endpoint:
             reward = Judge(endpoint)
 
-    template: with {question}, {reference} and {answer}; other braces stand for themselves. read: `json_score(...)`,
-    `regex_score(...)`, or any function that raises ValueError for what it cannot read. passing: is taken off the score,
-    since a reward above 0 counts as correct. answer: what the judge sees of a trajectory, at most answer_chars of it.
+    template: has {question}, {reference} and {answer}; other braces stand for themselves.
+    read: `json_score(...)`, `regex_score(...)`, or any function that raises ValueError for what it cannot read.
+    passing: is subtracted from the score, since a reward above 0 counts as correct.
+    answer: returns what the judge sees of a trajectory; at most answer_chars of it are sent.
+
     The tokens that were paid for are the score `judge_tokens`.
     """
 
@@ -155,12 +157,12 @@ class Judge:
         """Raises GraderUnavailable."""
         answer = _cut(self._answer(trajectory), self._chars)
         question = _filled(self._template, trajectory.prompt, answer=answer)
-        found = await self._endpoint.ask(question, self._read)
-        return Grade(reward=found.value - self._passing, scores={"judge_tokens": float(found.tokens)})
+        judged = await self._endpoint.ask(question, self._read)
+        return Grade(reward=judged.value - self._passing, scores={"judge_tokens": float(judged.tokens)})
 
 
 class RankingJudge:
-    """A GroupReward: a judge ranks all answers of a group in one request; 1 for the best, 0 for the last."""
+    """Lets a judge rank all answers of a group in one request: 1 for the best, 0 for the last."""
 
     sees_group: Literal[True] = True
 
@@ -185,17 +187,18 @@ class RankingJudge:
             return [Grade(reward=0.5) for _ in answers]
         listed = "\n\n".join(f"# Answer {number}\n{answer}" for number, answer in enumerate(shown, 1))
         question = _filled(self._template, prompt, answers=listed, count=str(len(shown)))
-        found = await self._endpoint.ask(question, _ranking_of(len(shown)))
-        reward_of = {shown[at]: 1 - place / (len(shown) - 1) for place, at in enumerate(found.value)}
-        cost = {"judge_tokens": found.tokens / len(answers)}
+        ranking = await self._endpoint.ask(question, _ranking_of(len(shown)))
+        reward_of = {shown[at]: 1 - place / (len(shown) - 1) for place, at in enumerate(ranking.value)}
+        cost = {"judge_tokens": ranking.tokens / len(answers)}
         return [Grade(reward=reward_of[answer], scores=cost) for answer in answers]
 
 
 class PairwiseJudge:
-    """A GroupReward: a judge compares answers two by two; the reward is the share of comparisons won, a tie half.
+    """Lets a judge compare answers two by two; the reward is the share of comparisons won, a tie counting half.
 
-    Each pair is asked both ways round. opponents: how many others each answer meets at least; None: all of them, which
-    takes n (n - 1) requests for n answers. A comparison that fails does not count; an answer without any has no grade.
+    Each pair is asked in both orders. A comparison that fails does not count; an answer without any has no grade.
+
+    opponents: how many others each answer meets at least; None: all of them, n (n - 1) requests for n answers.
     """
 
     sees_group: Literal[True] = True
@@ -216,7 +219,7 @@ class PairwiseJudge:
         self._answer, self._chars = answer, answer_chars
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> list[Grade | None]:
-        """Raises GraderUnavailable when no comparison could be made."""
+        """Returns the grades. Raises GraderUnavailable when no comparison could be made."""
         prompt = trajectories[0].prompt
         answers = [_cut(self._answer(member), self._chars) for member in trajectories]
         shown = _shuffled(answers, prompt)
@@ -230,13 +233,13 @@ class PairwiseJudge:
             nonlocal tokens
             question = _filled(self._template, prompt, first=first, second=second)
             try:
-                found = await self._endpoint.ask(question, _points)
+                judged = await self._endpoint.ask(question, _points)
             except GraderUnavailable as failure:
                 failures.append(failure)
                 return
-            tokens += found.tokens
-            points[first].append(found.value)
-            points[second].append(1 - found.value)
+            tokens += judged.tokens
+            points[first].append(judged.value)
+            points[second].append(1 - judged.value)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -254,7 +257,7 @@ class PairwiseJudge:
 
 
 def _pairs(count: int, opponents: int | None) -> list[tuple[int, int]]:
-    """Each pair once: of all, or of those that stand near each other on a ring."""
+    """Returns each pair once: all pairs, or those that are near each other on a ring."""
     if opponents is None or opponents >= count - 1:
         return [(one, other) for one in range(count) for other in range(one + 1, count)]
     near = range(1, math.ceil(opponents / 2) + 1)
@@ -263,7 +266,7 @@ def _pairs(count: int, opponents: int | None) -> list[tuple[int, int]]:
 
 
 def _shuffled(answers: Sequence[str], prompt: Prompt) -> list[str]:
-    """The different ones in an order that the prompt draws."""
+    """Returns the different answers in an order that the prompt draws."""
     different = sorted(set(answers))
     digest = hashlib.blake2b(prompt.id.encode(), digest_size=8).digest()
     order = np.random.default_rng(int.from_bytes(digest, "big")).permutation(len(different))
@@ -291,7 +294,7 @@ def _points(text: str) -> float:
 
 
 def _json(text: str) -> dict[str, Any]:
-    """The JSON object that the whole text is."""
+    """Returns the JSON object that the whole text is. Raises ValueError for other texts."""
     text = text.strip()
     if len(text) >= 2 * len(_FENCE) and text.startswith(_FENCE) and text.endswith(_FENCE):
         text = text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json")
@@ -316,15 +319,15 @@ def _check(template: str, *names: str) -> None:
 
 
 def _filled(template: str, prompt: Prompt, **values: str) -> Messages:
-    """The question to the judge."""
+    """Returns the question to the judge."""
     asked = [str(message["content"]) for message in prompt.messages if message.get("role") != "system"]
     values |= {"question": "\n\n".join(asked), "reference": prompt.answer}
-    text = _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), template)
+    text = _PLACEHOLDER.sub(lambda name: values.get(name[1], name[0]), template)
     return [{"role": "user", "content": text.encode(errors="replace").decode()}]
 
 
 def _cut(text: str, limit: int) -> str:
-    """The first and the last part of a text that is too long."""
+    """Returns a text, or the first and last part of one that is too long."""
     mark = "\n[...]\n"
     half = max(1, (limit - len(mark)) // 2)
     return text if len(text) <= limit else text[:half] + mark + text[-half:]

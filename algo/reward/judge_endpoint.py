@@ -1,13 +1,14 @@
-"""A judge behind an OpenAI-compatible server: what is asked of it, how often, and what that costs.
+"""Asks a judge behind an OpenAI-compatible server, within bounds on requests and tokens.
 
 Invariants
-- Each request has a deadline; connection errors, HTTP 408, 409, 429 and 5xx, and answers that cannot be read are asked
-  again a bounded number of times, with growing waits. What then has no answer is GraderUnavailable, never a grade.
+- Each request has a deadline. After connection errors, HTTP 408, 409, 429 and 5xx, and answers that cannot be read, the
+  question is asked again a bounded number of times, with growing waits. If it then has no answer, GraderUnavailable is
+  raised; there is never a made-up grade.
 - No more than `max_requests` are ever sent. Tokens are known only afterwards: what is in flight when `max_total_tokens`
   are spent is still paid for.
-- The same question is paid for once, also when it is asked twice at the same time, and with a file of answers also by
-  a run that goes on.
-- The key stands in the environment only: in no configuration, no message and no file.
+- The same question is paid for once, even if it is asked twice at the same time, and with a file of answers also if the
+  run is resumed.
+- The key is read from the environment only: it is in no configuration, no message and no file.
 """
 
 from __future__ import annotations
@@ -32,37 +33,37 @@ from sandbox.require import at_least, none_or, positive, require, require_fields
 Answer = TypeVar("Answer")
 Messages = Sequence[Mapping[str, str]]
 
-LONGEST_WAIT_S = 30.0  # of one between two tries, whatever a server asks for
+LONGEST_WAIT_S = 30.0  # of one wait between two tries, whatever a server asks for
 RETRIED = (408, 409, 429)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeConfig:
-    """The server, and what may be asked of it."""
+    """A judge's server, and the bounds on what it is asked."""
 
     url: str
-    """Of the API, mostly with /v1 at the end."""
+    """URL of the API, usually with /v1 at the end."""
     model: str
     key_variable: str = "OPENAI_API_KEY"
     """The environment variable that holds the key; a server without keys needs none."""
     temperature: float = 0.0
     max_tokens: int = 512
-    """Of one answer; one that is cut off there counts as unreadable."""
+    """Tokens of one answer; an answer that is cut off there counts as unreadable."""
     request_s: float = 20.0
     """Seconds of one request. The deadline of a grade (`GroupConfig.grade_deadline_s`) covers all tries together."""
     tries: int = 4
     """Requests for one answer."""
     backoff_s: float = 0.5
-    """Before the second try; doubled with each further one, unless the server says when to come back."""
+    """Seconds before the second try, doubled with each further one, unless the server names a time."""
     in_flight: int = 16
     """Requests at once; the others wait."""
     max_requests: int | None = None
-    """Of the run. Once they are spent, each grade is GraderUnavailable: as a monitor the judge falls silent, as a
-    reward it leaves nothing to train, which ends the run with this as the reason."""
+    """Requests of the run. Once they are spent, each grade is GraderUnavailable: a monitor then gives no scores, and a
+    reward leaves nothing to train, which ends the run with this as the reason."""
     max_total_tokens: int | None = None
-    """Of the run, prompts and answers together."""
+    """Tokens of the run, prompts and answers together."""
     cached: int = 100_000
-    """Answers that are held; the oldest make room."""
+    """Answers that are kept; the oldest ones make room."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "request_s", "tries", "in_flight", "max_requests", "max_total_tokens", "cached"):
@@ -73,7 +74,7 @@ class JudgeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged(Generic[Answer]):
-    """What the judge answered, as it was read, and the tokens that were paid for it now."""
+    """What the judge answered, as it was read, and the tokens that this call paid for."""
 
     value: Answer
     tokens: int
@@ -82,7 +83,7 @@ class Judged(Generic[Answer]):
 class _Paid(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the file of answers: a request that is sent, or the answer to one.
 
-    text: None where there is no answer that can be used again.
+    text: None if there is no answer that can be used again.
     """
 
     key: str
@@ -92,7 +93,7 @@ class _Paid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _TryAgain(Exception):
-    """There was no answer, and there may be one later."""
+    """There was no answer, but there may be one later."""
 
     def __init__(self, cause: str, after_s: float | None = None) -> None:
         super().__init__(cause)
@@ -120,11 +121,14 @@ class JudgeEndpoint:
         self._asked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ask(self, messages: Messages, read: Callable[[str], Answer]) -> Judged[Answer]:
-        """read: of the answer's text; raises ValueError when it cannot be read. Raises GraderUnavailable."""
+        """Asks a question until it has an answer that `read` accepts. Raises GraderUnavailable.
+
+        read: reads the answer's text; raises ValueError when it cannot.
+        """
         question = [self.config.model, self.config.temperature, self.config.max_tokens, list(messages)]
         key = hashlib.sha256(msgspec.json.encode(question)).hexdigest()
         lock = self._asked.setdefault(key, asyncio.Lock())
-        async with lock:  # who asks the same meanwhile waits, and finds the answer
+        async with lock:  # callers with the same question wait here, and then read the answer
             if (text := self._answers.get(key)) is not None:
                 self.counts["cached"] += 1
                 return Judged(value=read(text), tokens=0)
@@ -153,7 +157,7 @@ class JudgeEndpoint:
         raise self._unavailable(f"gave no grade in {self.config.tries} requests, the last one since {cause}")
 
     async def _request(self, key: str, messages: Messages) -> tuple[str, int]:
-        """(the text of the answer, tokens). Raises _TryAgain and GraderUnavailable."""
+        """Returns the answer's text and tokens. Raises _TryAgain and GraderUnavailable."""
         import openai
 
         config = self.config
@@ -162,7 +166,7 @@ class JudgeEndpoint:
             self._note(_Paid(key=key, requests=1))  # before it is sent, since it may never return
             try:
                 async with asyncio.timeout(config.request_s) as budget:
-                    found = await self._client.chat.completions.create(
+                    completion = await self._client.chat.completions.create(
                         model=config.model,
                         messages=list(messages),
                         temperature=config.temperature,
@@ -176,11 +180,11 @@ class JudgeEndpoint:
                 if error.status_code < 500 and error.status_code not in RETRIED:
                     raise self._unavailable(f"refuses with HTTP {error.status_code}: {error}") from None
                 raise _TryAgain(f"it answers with HTTP {error.status_code}", _seconds(error)) from error
-            except (openai.APIError, ValueError) as error:  # no connection; or no JSON, or not that of an answer
+            except (openai.APIError, ValueError) as error:  # no connection, no JSON, or JSON of another kind
                 raise _TryAgain(f"it fails: {type(error).__name__}") from error
         try:
-            tokens = int(found.usage.total_tokens) if found.usage is not None else 0
-            choice = found.choices[0]
+            tokens = int(completion.usage.total_tokens) if completion.usage is not None else 0
+            choice = completion.choices[0]
             text = choice.message.content
         except (AttributeError, IndexError, TypeError, ValueError):
             text = None
@@ -199,7 +203,7 @@ class JudgeEndpoint:
         return GraderUnavailable(message.replace(self._key, "***") if self._key else message)
 
     def _note(self, paid: _Paid) -> None:
-        """Raises CannotWrite."""
+        """Counts a payment and writes it to the file of answers. Raises CannotWrite."""
         self._take(paid)
         if self._file is not None:
             assert self._path is not None
@@ -215,7 +219,7 @@ class JudgeEndpoint:
                 del self._answers[next(iter(self._answers))]
 
     def _resume(self, file: int) -> None:
-        """Takes up what the file of answers holds; what is not whole at its end is cut off."""
+        """Reads the file of answers of an earlier run; an incomplete line at its end is cut off."""
         size, whole = os.fstat(file).st_size, 0
         for line in os.pread(file, size, 0).splitlines(keepends=True):
             try:
@@ -234,10 +238,12 @@ class JudgeEndpoint:
 async def judge_endpoint(
     config: JudgeConfig, answers: Path | None = None, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> AsyncIterator[JudgeEndpoint]:
-    """The connection to a judge.
+    """Connects to a judge.
 
-    answers: a file, in the run's folder say, that holds what was answered and paid for. What a killed run left of it is
-    used again and counts towards the budget. Raises CannotWrite.
+    answers: a file, in the run's folder for instance, that keeps what was answered and paid for. What a killed run
+    wrote there is used again and counts towards the budget.
+
+    Raises CannotWrite.
     """
     from openai import AsyncOpenAI
 
@@ -258,7 +264,7 @@ async def judge_endpoint(
 
 
 def _seconds(error: Any) -> float | None:
-    """When the server asks to come back."""
+    """Returns the seconds after which the server asks to come back; None if it does not."""
     try:
         return max(0.0, float(error.response.headers["retry-after"]))
     except (KeyError, ValueError):

@@ -1,9 +1,9 @@
-"""What every way of weight transfer stands on: the weights as bytes, memory that replicas pull, a deadline for a pull.
+"""What every way of weight transfer needs: the weights as bytes, memory that replicas pull, a deadline for a pull.
 
 Invariants
-- Memory is not written while somebody pulls it, so what a replica pulls is one version, whole.
-- A replica depends on no other: one that dies during a transfer, or comes later, changes nothing for the rest. Where
-  it dies without a word (nccl), its pull is broken off after PULL_S; a group that never comes about costs a thread.
+- Memory is not written while a replica pulls it, so what a replica pulls is one version, whole.
+- A replica depends on no other: one that dies during a transfer, or comes later, changes nothing for the rest. If it
+  dies silently (nccl), its pull is broken off after PULL_S; a group that is never completed costs a thread.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# What is gathered ahead of the copy, and what a replica receives before it begins to load.
+# Bytes that are gathered ahead of the copy, and that a replica receives before it begins to load.
 BUCKET_BYTES = 64 << 20
-SOCKET = "pulls"  # in the folder that Pulled has
-# A pull takes no longer: a replica's update has this deadline too.
+SOCKET = "pulls"  # name of the socket in the folder of Pulled
+# Deadline of a pull, in seconds; a replica's update has it too.
 PULL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The weights as bytes, one after the other in the order given; shapes: by Hugging Face name."""
+    """The weights as bytes, one after the other in the order given. shapes: by Hugging Face name."""
 
     shapes: dict[str, tuple[int, ...]]
     dtype: torch.dtype
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """(name, first byte, byte after the last)."""
+        """Yields (name, first byte, byte after the last)."""
         end = 0
         for name, shape in self.shapes.items():
             start, end = end, end + math.prod(shape) * self.dtype.itemsize
@@ -51,7 +51,7 @@ class Layout:
         return sum(map(math.prod, self.shapes.values())) * self.dtype.itemsize
 
     def buckets(self) -> list[list[tuple[str, int, int]]]:
-        """Spans of whole weights, BUCKET_BYTES or little more together."""
+        """Returns spans of whole weights, in groups of BUCKET_BYTES or little more."""
         buckets: list[list[tuple[str, int, int]]] = []
         for span in self.spans():
             if not buckets or buckets[-1][-1][2] - buckets[-1][0][1] >= BUCKET_BYTES:
@@ -60,12 +60,12 @@ class Layout:
         return buckets
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """The weights in memory, uint8 [size_bytes]."""
+        """Returns the weights as views of memory, uint8 [size_bytes]."""
         return {name: memory[start:end].view(self.dtype).view(self.shapes[name]) for name, start, end in self.spans()}
 
 
 class Transport(Protocol):
-    """How one rank hands published weights on. The smallest one, for replicas that share this process:
+    """Hands one rank's published weights on. The smallest one, for replicas that share this process:
 
     class Here:
         def __init__(self, layout): self.views = layout.views(torch.empty(layout.size_bytes, dtype=torch.uint8))
@@ -74,22 +74,22 @@ class Transport(Protocol):
     """
 
     def writing(self, version: int) -> AbstractContextManager[dict[str, Tensor]]:
-        """Where to write each weight; on the way out they are this version. Empty: this rank hands nothing on."""
+        """Yields where to write each weight; at the end they are this version. Empty: this rank hands nothing on."""
         ...
 
     def address(self, version: int) -> str:
-        """What a replica's `update_weights` needs."""
+        """Returns what a replica's `update_weights` needs."""
         ...
 
 
 class Pulled:
-    """Weights in this process's memory, which replicas pull: the part that gloo and nccl share.
+    """Lets replicas pull weights from this process's memory: the part that gloo and nccl share.
 
-    A replica connects to a UNIX socket in `folder`, says in a line of JSON what it wants, and gets the layout. It is
-    served by a thread, in a group of its own, whose members meet in a file of that folder (`meeting`). While weights
-    are written it is kept waiting; for another version than there is it is refused.
+    A replica connects to a UNIX socket in `folder`, asks for a version in a line of JSON, and gets the layout. A thread
+    serves it, in a group of its own whose members meet in a file of that folder (`meeting`). While weights are written
+    the replica waits; a request for another version than the current one is refused.
 
-    folder: private. The stores of such groups hold pickles, so nobody else may write them; and a socket of it has no
+    folder: private. The stores of such groups hold pickles, so nobody else may write them; and a socket in it has no
     port that others could reach.
     """
 
@@ -113,11 +113,12 @@ class Pulled:
     def writing(self, version: int) -> Iterator[dict[str, Tensor]]:
         with self._changed:
             self._version = None
-            if not self._changed.wait_for(lambda: not self._pulls, 2 * PULL_S):  # each has ended or was ended by then
+            if not self._changed.wait_for(lambda: not self._pulls, 2 * PULL_S):  # by then each has ended or was ended
                 raise TimeoutError(f"weights {version}: a replica still pulls those before after {2 * PULL_S:g} s")
         yield self._views
         if self._memory.is_cuda:
-            torch.cuda.current_stream(self._memory.device).synchronize()  # not of all: a pull may hang on another
+            # Not of all streams: a pull may hang on another
+            torch.cuda.current_stream(self._memory.device).synchronize()
         with self._changed:
             self._version = version
             self._changed.notify_all()
@@ -126,7 +127,7 @@ class Pulled:
         return f"{self.scheme}://{self._folder}"
 
     def _description(self) -> str:
-        """Buckets of [name, dtype, shape] in the order in which they are sent."""
+        """Returns buckets of [name, dtype, shape] as JSON, in the order in which they are sent."""
         dtype = str(self._layout.dtype).removeprefix("torch.")
         buckets = self._layout.buckets()
         return json.dumps([[(name, dtype, self._layout.shapes[name]) for name, _, _ in bucket] for bucket in buckets])
@@ -139,7 +140,7 @@ class Pulled:
             threading.Thread(target=self._serve, args=arguments, name=f"pull-{number}", daemon=True).start()
 
     def _serve(self, connection: socket.socket, description: bytes) -> None:
-        """Joins the replica first: where that never comes about, nothing waits for it."""
+        """Serves one replica. It joins the replica first, so that nothing waits for one that never comes."""
         wanted = None
         try:
             with connection, connection.makefile("rb") as lines:
@@ -152,12 +153,12 @@ class Pulled:
             with joined as send, self._held(wanted["version"]):
                 for bucket in self._layout.buckets():
                     send(self._memory[bucket[0][1] : bucket[-1][2]])
-        except Exception as error:  # the replica died: its own supervisor knows
+        except Exception as error:  # the replica died, which its own supervisor notices
             print(f"learner: weight pull {wanted} broke off: {error}", file=sys.stderr)
 
     @contextmanager
     def _held(self, version: int) -> Iterator[None]:
-        """This version, which is not overwritten meanwhile."""
+        """Keeps this version from being overwritten meanwhile. Raises RuntimeError if it is not the current one."""
         with self._changed:
             self._changed.wait_for(lambda: self._version is not None, PULL_S)
             if self._version != version:
@@ -171,13 +172,13 @@ class Pulled:
                 self._changed.notify_all()
 
     def _joined(self, store: dist.Store, members: int) -> AbstractContextManager[Callable[[Tensor], Any]]:
-        """A group with one replica, as rank 0: sends memory (uint8) to it, and returns when it may be overwritten."""
+        """Joins a group with one replica as rank 0; yields a function that sends memory and returns when it is free."""
         raise NotImplementedError
 
 
 @contextmanager
 def ended(end: Callable[[], None]) -> Iterator[threading.Event]:
-    """Calls `end` once: on the way out, or after PULL_S, if what waits inside does not come; then the event is set."""
+    """Calls `end` once: at the end of the block, or after PULL_S if the block still waits; then the event is set."""
     late = threading.Event()
 
     def expire() -> None:
@@ -197,7 +198,7 @@ def ended(end: Callable[[], None]) -> Iterator[threading.Event]:
 
 
 def meeting(folder: Path, group: str, members: int) -> dist.Store:
-    """The store of a group that pulls, in a file of its own: one that dies while it writes harms no other."""
+    """Returns the store of a group that pulls, in a file of its own: one that dies while writing harms no other."""
     store = dist.FileStore(str(folder / f"pull-{group}"), members)
     store.set_timeout(timedelta(seconds=PULL_S))
     return store

@@ -1,4 +1,4 @@
-"""The learner's half of weight transfer: where published weights lie, and how replicas get at them.
+"""The learner's half of weight transfer: where published weights lie, and how replicas reach them.
 
     shm   two files on a memory file system, used in turn: replicas map them (`engine.replica.weight_transfer`)
     adapter  the same with the adapter of a LoRA run alone, which replicas load beside those of other versions
@@ -31,7 +31,7 @@ from algo.weights.layout import PULL_S, Layout, Pulled
 
 
 class Silent:
-    """Of a rank that only helps to gather."""
+    """The transport of a rank that only helps to gather."""
 
     @contextmanager
     def writing(self, version: int) -> Iterator[dict[str, Tensor]]:
@@ -42,10 +42,10 @@ class Silent:
 
 
 class Shm:
-    """Safetensors files `weights-VERSION.safetensors`, the last two of them. One with a second (hard) link stays.
+    """Publishes Safetensors files `weights-VERSION.safetensors`, the last two. One with a second hard link stays.
 
-    peft: settings of the adapter that the weights are. It may be read longer than two versions, so that its files are
-    not written again but made anew.
+    peft: settings of the adapter, if the weights are one. An adapter may be read for longer than two versions, so its
+    files are made anew instead of written again.
     """
 
     def __init__(self, folder: Path, layout: Layout, peft: str = "") -> None:
@@ -60,9 +60,9 @@ class Shm:
             views = self._create(hidden)
         else:
             path, views = self._files.pop(0)
-            if self._peft or path.stat().st_nlink > 1:  # somebody keeps this version under a name of his own
+            if self._peft or path.stat().st_nlink > 1:  # somebody keeps this version under another name
                 path.unlink()
-                shutil.rmtree(path.with_suffix(".peft"), ignore_errors=True)  # the replicas'
+                shutil.rmtree(path.with_suffix(".peft"), ignore_errors=True)  # made by the replicas
                 views = self._create(hidden)
             else:
                 path.rename(hidden)
@@ -78,7 +78,8 @@ class Shm:
         header = self._header()
         size = len(header) + self._layout.size_bytes
         with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # here a full file system is an OSError, later a SIGBUS
+            # A full file system is an OSError here, and would be a SIGBUS later
+            os.posix_fallocate(file.fileno(), 0, size)
             file.write(header)
         memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
         return self._layout.views(memory[len(header) :])

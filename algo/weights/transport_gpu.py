@@ -1,5 +1,6 @@
-"""The learner's half of weight transfer between GPUs, nccl: replicas pull from the GPU of rank 0, each over a
-communicator of its own. Written against vLLM 0.26 to 0.33; not yet run on a GPU.
+"""The learner's half of weight transfer between GPUs, nccl: replicas pull from the GPU of rank 0.
+
+Each replica has a communicator of its own. Written against vLLM 0.26 to 0.33; not yet run on a GPU.
 
 Invariant: one copy of the published weights lies on the GPU of rank 0, and none on others.
 """
@@ -26,11 +27,11 @@ class Nccl(Pulled):
 
     @contextmanager
     def _joined(self, store: dist.Store, members: int) -> Iterator[Callable[[Tensor], Any]]:
-        """On a stream of its own, that of this thread: NCCL waits for a replica that died until it is told to end."""
+        """Sends on a stream of its own, that of this thread, since NCCL waits for a dead replica until it is ended."""
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
 
-        torch.cuda.set_device(self._memory.device)  # of this thread
+        torch.cuda.set_device(self._memory.device)  # this thread's device
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             group = PyNcclCommunicator(StatelessProcessGroup(0, members, store), device=self._memory.device)

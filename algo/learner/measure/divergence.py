@@ -1,6 +1,6 @@
-"""Where a step went wrong: which microbatch, which token. Found on the rank that has it, told by all.
+"""Locates where a step went wrong: the rank that has the microbatch or token reports it to all.
 
-Invariant: an update that is refused is refused by every rank with the same words, before it touches the weights.
+Invariant: an update that is refused is refused by every rank with the same message, before it touches the weights.
 
 Shape legend: M positions with loss of a microbatch.
 """
@@ -20,11 +20,11 @@ from algo.loss.interface import fresh
 
 
 class Diverged(RuntimeError):
-    """Loss or gradient is not finite; the weights have the updates of the minibatches before, whose number it says."""
+    """Loss or gradient is not finite. The weights have the updates of earlier minibatches, which it counts."""
 
 
 class Mismatched(RuntimeError):
-    """Learner and sampler disagree beyond the tolerance on what the same weights sampled; the step made no update."""
+    """Learner and sampler disagree beyond the tolerance about what the same weights sampled; no update was made."""
 
 
 NONE = -1
@@ -35,22 +35,22 @@ class TokenPlace:
     """A token of a batch, which ranks can exchange as a tensor."""
 
     difference: float = -1.0
-    """|learner - sampler|; below 0 where no token was found."""
+    """|learner - sampler|; below 0 if there is no token."""
     micro: int = NONE
-    """Microbatch on its rank, or NONE."""
+    """Number of the microbatch on its rank, or NONE."""
     trajectory: int = NONE
-    """Where its trajectory stands in the batch; NONE when no single token is to blame."""
+    """Place of its trajectory in the batch; NONE if no single token is to blame."""
     position: int = 0
-    """In the trajectory."""
+    """Place in the trajectory."""
     turn: int = 0
-    """Counted from 1."""
+    """Number of the turn, from 1."""
     learner: float = 0.0
     sampler: float = 0.0
     advantage: float = 0.0
 
     @classmethod
     def of(cls, index: int, micro: MicroBatch, logprobs_M: Tensor, at: int) -> TokenPlace:
-        """Of target `at` of microbatch `index`. A turn is a run of targets without a gap."""
+        """Describes target `at` of microbatch `index`. A turn is a run of targets without a gap."""
         own = np.flatnonzero(micro.sequence_M[: at + 1] == micro.sequence_M[at])
         position_ids = micro.position_ids_RL.flat[micro.positions_M[own]]
         learner, sampler = float(logprobs_M[at]), float(micro.old_logprobs_M[at])
@@ -83,7 +83,7 @@ class TokenPlace:
 
 
 def worst_mismatch(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], live: int) -> TokenPlace:
-    """The token of all ranks on which the sampler, which had the `live` weights, and the learner differ most."""
+    """Returns the token of all ranks on which the sampler, with the `live` weights, and the learner differ most."""
     worst = TokenPlace()
     for index, (micro, logprobs_M) in enumerate(zip(micros, logprobs, strict=True)):
         sequence_M, versions_M = torch.from_numpy(micro.sequence_M), torch.from_numpy(micro.versions_M)
@@ -95,19 +95,19 @@ def worst_mismatch(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], liv
 
 
 def first_not_finite(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], losses: Sequence[float]) -> str:
-    """The first microbatch of the first rank whose loss or whose tokens are not finite, in words."""
-    found = TokenPlace()
+    """Describes the first microbatch of the first rank whose loss or whose tokens are not finite."""
+    broken = TokenPlace()
     for index, (micro, logprobs_M) in enumerate(zip(micros, logprobs, strict=True)):
         inputs = logprobs_M.cpu(), torch.from_numpy(micro.old_logprobs_M), torch.from_numpy(micro.advantages_M)
         broken_M = ~torch.stack([values_M.isfinite() for values_M in inputs]).all(0)
         if broken_M.any():
-            found = TokenPlace.of(index, micro, logprobs_M, int(broken_M.int().argmax()))
+            broken = TokenPlace.of(index, micro, logprobs_M, int(broken_M.int().argmax()))
         elif not np.isfinite(losses[index]):
-            found = TokenPlace(micro=index)
+            broken = TokenPlace(micro=index)
         else:
             continue
         break
-    for rank, place in enumerate(_of_all_ranks(found)):
+    for rank, place in enumerate(_of_all_ranks(broken)):
         if place.micro != NONE:
             token = f", {place}" if place.trajectory != NONE else ""
             return f"first in microbatch {place.micro + 1} of {len(micros)} on rank {rank}{token}"

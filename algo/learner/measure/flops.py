@@ -1,7 +1,7 @@
-"""Floating-point operations that a training step needs, whatever is done to save memory.
+"""Counts the floating-point operations that a training step needs, whatever is done to save memory.
 
-A matrix of n weights costs 2 n per token forward, 2 n for the gradient of its input and 2 n for its own, which a frozen
-one does not have: 6 N per token, 4 N under adapters. The head is needed at targets only. Causal attention of a
+A matrix of n weights costs 2 n per token forward, 2 n for the gradient of its input and 2 n for its own gradient, which
+a frozen one does not have: 6 N per token, 4 N under adapters. The head is needed at targets only. Causal attention of a
 trajectory with l tokens costs 2 l^2 heads width per layer forward (half of the square) and twice that backward. What is
 recomputed (activations, logits) does not count. Source of the first terms: PaLM (arXiv 2204.02311, appendix B).
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-# Dense bf16, from the datasheets; the first name that a device's own contains.
+# Dense bf16, from the datasheets. The first name that occurs in a device's own name applies.
 PEAKS = (
     ("H100 PCIe", 756e12),
     ("H100", 989e12),
@@ -45,7 +45,7 @@ class Cost:
 
 
 def cost_of(model: PreTrainedModel) -> Cost:
-    """Of a decoder that is not sharded yet; the matrices are those of its linear layers."""
+    """Returns the cost of a decoder that is not sharded yet; its matrices are those of its linear layers."""
     config, head = model.config, _per_token(model.get_output_embeddings())
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Cost(
@@ -56,11 +56,11 @@ def cost_of(model: PreTrainedModel) -> Cost:
 
 
 def _per_token(module: nn.Module) -> int:
-    """Operations on a token in its linear layers; an adapter brings its own."""
+    """Returns the operations per token of its linear layers; an adapter has layers of its own."""
     weights = (layer.weight for layer in module.modules() if isinstance(layer, nn.Linear))
     return sum(weight.numel() * (6 if weight.requires_grad else 4) for weight in weights)
 
 
 def peak_of(device_name: str) -> float | None:
-    """Operations per second that a GPU promises in bf16; None for one that is not known."""
+    """Returns the operations per second that a GPU promises in bf16; None for one that is not known."""
     return next((peak for name, peak in PEAKS if name in device_name), None)

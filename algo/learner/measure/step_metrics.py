@@ -1,6 +1,6 @@
-"""What passes count: from microbatches to the step's metrics.
+"""Combines the counts of passes into a step's metrics.
 
-Invariant: a name says how values of it are joined. `..._max` is a maximum; everything else is a sum over tokens, which
+Invariant: a name tells how its values are combined. `..._max` is a maximum; everything else is a sum over tokens, which
 the step reports per token.
 """
 
@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# About the sampler only where nothing of the step was learnt yet: in its first minibatch.
+# These compare with the sampler only in the first minibatch, before the step has learnt anything.
 BEFORE_THE_UPDATE = ("mismatch_max", "mismatch_fresh_max")
 
 
 def reduced(counts: Sequence[dict[str, Tensor]], square: Tensor) -> dict[str, float]:
-    """Of all microbatches of all ranks, which counted the same names; `square` is this rank's. A collective."""
+    """Combines the counts of all microbatches of all ranks, equally named; `square` is this rank's. A collective."""
     maxima = [name for name in counts[0] if name.endswith("_max")]
     sums = [name for name in counts[0] if name not in maxima]
     added = torch.cat([_table(counts, sums).sum(0), square.double()[None]])
@@ -31,19 +31,19 @@ def reduced(counts: Sequence[dict[str, Tensor]], square: Tensor) -> dict[str, fl
 
 
 def _table(counts: Sequence[dict[str, Tensor]], names: Sequence[str]) -> Tensor:
-    """A row for each microbatch, a column for each name."""
+    """Returns a row for each microbatch, a column for each name."""
     return torch.stack([torch.stack([count[name].double() for name in names]) for count in counts])
 
 
 def summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its minibatches."""
+    """Returns the metrics of a step from those of its minibatches."""
     tokens = sum(result["tokens"] for result in results)
     first = results[0]
     metrics = {"tokens": tokens, "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens}
     for name in first:
         values = [result[name] for result in results]
         if name == "mismatch_fresh_mean":
-            if first["mismatch_checked"]:  # else there is no such token
+            if first["mismatch_checked"]:  # otherwise there is no such token
                 metrics[name] = first[name] / first["mismatch_checked"]
         elif name in BEFORE_THE_UPDATE:
             metrics[name] = values[0]

@@ -1,4 +1,4 @@
-"""What the learner notes of single tokens, for those who look at a run: of the rows that they ask for, nothing else.
+"""Notes the learner's values of single tokens, for the rows that somebody who looks at a run asks for.
 
 `logprobs` and `entropy` are those of the forward pass that the update is made of. `push` is minus the derivative of the
 loss by the token's log-probability, times the minibatch's tokens: for PPO the advantage times the ratio, and 0 where
@@ -23,7 +23,7 @@ NAMES = ("logprobs", "entropy", "push")
 
 
 class TokenNotes:
-    """Of the rows (ascending) of a batch with these lengths, one after another."""
+    """Collects the notes of some rows (ascending) of a batch with these lengths, one row after another."""
 
     def __init__(self, lengths_B: NDArray[np.int32], rows: Sequence[int]) -> None:
         lengths = lengths_B[list(rows)]
@@ -33,17 +33,17 @@ class TokenNotes:
         self._seen_N = torch.zeros(int(lengths.sum()))
 
     def add(self, micro: MicroBatch, logprobs_M: Tensor, entropy_M: Tensor, *, scale: float) -> None:
-        """After the backward pass. scale: by which the gradient of logprobs_M is multiplied."""
+        """Notes a microbatch after its backward pass. scale: the factor for the gradient of logprobs_M."""
         starts_M = self._starts_B[micro.trajectories_S[micro.sequence_M]]
         chosen = np.flatnonzero(starts_M >= 0)
         places = starts_M[chosen] + micro.position_ids_RL.flat[micro.positions_M[chosen]] + 1
         push_M = torch.zeros_like(logprobs_M) if logprobs_M.grad is None else -scale * logprobs_M.grad
-        found = torch.stack([logprobs_M.detach(), entropy_M.detach(), push_M]).float().cpu()
-        self._values[:, torch.from_numpy(places)] = found[:, torch.from_numpy(chosen)]
+        values = torch.stack([logprobs_M.detach(), entropy_M.detach(), push_M]).float().cpu()
+        self._values[:, torch.from_numpy(places)] = values[:, torch.from_numpy(chosen)]
         self._seen_N[torch.from_numpy(places)] = 1
 
     def gathered(self, world_size: int) -> dict[str, NDArray[np.float32]]:
-        """Of all ranks, each [N]. A collective."""
+        """Returns the notes of all ranks, each [N]. A collective."""
         if world_size > 1:
             dist.all_reduce(self._values)
             dist.all_reduce(self._seen_N)

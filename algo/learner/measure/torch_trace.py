@@ -1,4 +1,4 @@
-"""PyTorch's own profiler around one batch, for `LearnerConfig.trace`."""
+"""Runs PyTorch's own profiler around one batch, for `LearnerConfig.trace`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-BATCH = 2  # of a process: the first one warms up
+BATCH = 2  # number of the traced batch of a process; the first one warms up
 OPERATORS = 25
 
 
 @contextmanager
 def traced(folder: str, batch: int) -> Iterator[None]:
-    """Of the second batch rank 0 leaves learner_trace.json (for ui.perfetto.dev) and learner_operators.txt in folder.
+    """Writes learner_trace.json (for ui.perfetto.dev) and learner_operators.txt for the second batch, on rank 0.
 
-    batch: number of this process's, from 1. folder "": nothing is traced. Raises OSError where it cannot be written.
+    batch: this process's number of the batch, from 1. folder: "" traces nothing. Raises OSError if it cannot be
+    written.
     """
     if not folder or batch != BATCH or dist.get_rank():
         yield

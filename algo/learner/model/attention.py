@@ -1,13 +1,14 @@
 """Attention over trajectories that lie side by side in one row, each of which sees itself alone.
 
-Promises
-- A row gives each trajectory what it would get alone, and pairs of tokens of different trajectories cost nothing.
-  (A dense mask over the row, which transformers makes with "sdpa", gives the same and costs the row's square.)
-- Where trajectories share their beginning, the row has it once, and each of them sees it before its own tokens.
+Invariants
+- A row gives each trajectory what it would get alone, and pairs of tokens of different trajectories cost nothing. (A
+  dense mask over the row, which transformers makes with "sdpa", gives the same and costs the row's square.)
+- If trajectories share their beginning, the row has it once, and each of them sees it before its own tokens.
 - A layer that looks back a limited number of tokens (sliding_window) does so, at a cost linear in the length.
 - On a GPU it is PyTorch's kernel for ragged lengths (bf16 or fp16; with a window not yet run). On the CPU it is one
-  call per trajectory: of all that was tried the fastest (60 to 250 tokens each, one thread; a pass over sorted padded
-  rows 1, this 0.84 to 0.92, padded inside the attention only 0.88 to 0.97, dense mask 1.2 to 2.5).
+  call per trajectory, which was the fastest of all variants that we tried (60 to 250 tokens each, one thread; a pass
+  over sorted padded rows takes 1, this 0.84 to 0.92, padding inside the attention only 0.88 to 0.97, a dense mask 1.2
+  to 2.5).
 
 `register()` makes it known to transformers as `attn_implementation=PACKED`. Its callers give the model `bounds()`.
 
@@ -30,35 +31,34 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 PACKED = "packed"
-# PyTorch 2.11 takes fewer heads of keys than of queries without being told; later ones ask for a word.
+# PyTorch 2.11 takes fewer heads of keys than of queries by itself; later versions need this argument.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 def register() -> None:
-    """Idempotent."""
+    """Registers the attention with transformers; repeated calls change nothing."""
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, window_of_mask)
 
 
 def window_of_mask(*, local_size: int | None = None, **_others: Any) -> Tensor | None:
-    """What stands for the mask of a kind of layer: its window, or None. transformers' interface of masks."""
+    """Returns the window of a kind of layer in place of its mask, or None. This is transformers' interface of masks."""
     return None if local_size is None else torch.tensor(local_size)
 
 
 def bounds(lengths: Sequence[int], device: torch.device, shared: int = 0) -> dict[str, Any]:
-    """Arguments of the model's forward pass; transformers' flash attention reads the same names.
+    """Returns the arguments of the model's forward pass; transformers' flash attention reads the same names.
 
-    lengths: of the trajectories in the row. shared: how many tokens at the row's beginning all of them go on from.
+    lengths: those of the trajectories in the row. shared: how many tokens at the row's beginning all of them continue.
 
     >>> bounds([2, 3], torch.device("cpu"))["cu_seq_lens_q"]
     tensor([0, 2, 5], dtype=torch.int32)
-
     >>> bounds([2, 1], torch.device("cpu"), shared=3)["key_index_K"]
     tensor([0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5])
     """
     queries = [shared, *lengths] if shared else [*lengths]
     keys = [shared, *(shared + length for length in lengths)] if shared else queries
-    found = {
+    arguments = {
         "cu_seq_lens_q": torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device),
         "cu_seq_lens_k": torch.tensor([0, *accumulate(keys)], dtype=torch.int32, device=device),
         "max_length_q": max(queries),
@@ -68,8 +68,8 @@ def bounds(lengths: Sequence[int], device: torch.device, shared: int = 0) -> dic
         before = torch.arange(shared)
         own = torch.arange(shared, shared + sum(lengths)).split(list(lengths))
         pieces = [before, *(piece for tokens in own for piece in (before, tokens))]
-        found["key_index_K"] = torch.cat(pieces).to(device)
-    return found
+        arguments["key_index_K"] = torch.cat(pieces).to(device)
+    return arguments
 
 
 def packed_attention(
@@ -88,9 +88,9 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface: returns [1, L, H, D] and no weights. attention_mask: the window (`window_of_mask`).
+    """Returns [1, L, H, D] and no weights, by transformers' interface. attention_mask: the window (`window_of_mask`).
 
-    Raises ValueError for a model that keeps the bounds of the trajectories to itself (Nemotron), for one whose layers
+    Raises ValueError for a model that does not pass the bounds of the trajectories on (Nemotron), for one whose layers
     and masks disagree on the window, and for what would be left out: a cap of the scores (softcap), sinks (s_aux).
     `algo.learner.model.loading.load` asks once, with two tokens.
     """
@@ -114,7 +114,7 @@ def packed_attention(
     if query_1HLD.is_cuda:
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
-        span = (window - 1 if window else -1, 0)  # how many tokens before, and after, a token sees beside itself
+        span = (window - 1 if window else -1, 0)  # how many tokens before and after itself a token sees
         return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=span, **GROUPED)[None], None
     key_lengths = cu_seq_lens_k.diff().tolist()
     queries = query_1HLD.split(cu_seq_lens_q.diff().tolist(), dim=2)
@@ -122,14 +122,15 @@ def packed_attention(
     alone = [
         _causal(query, key, value, window=window, scale=scaling)
         for query, key, value in zip(queries, keys, values, strict=True)
-        if query.shape[2]  # nothing is left of a trajectory that is all shared
+        if query.shape[2]  # a trajectory that is all shared has no tokens of its own
     ]
     return torch.cat(alone, dim=2).transpose(1, 2), None
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, scale: float | None) -> Tensor:
-    """Of one trajectory, whose last query is that of the last key. With a window, as many queries at once as it is wide
-    see the keys that one of them sees.
+    """Returns the attention of one trajectory, whose last query belongs to its last key.
+
+    With a window, blocks of as many queries as the window is wide see the keys that any query of the block sees.
     """
     queries, keys = query.shape[2], key.shape[2]
     if window is None or window >= keys:

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into the model under training: read once, by rank 0, and scattered over all ranks in fp32."""
+"""Loads a checkpoint into the model in training: rank 0 reads it once, and scatters it over all ranks in fp32."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from algo.learner.model.supported import check_names, check_scores, check_struct
 if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig
 
-# What PyTorch hands to MKL's vector functions on the CPU.
+# Functions that PyTorch computes by MKL's vector functions on the CPU.
 VECTOR_FUNCTIONS = ["acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p"]
 VECTOR_FUNCTIONS += ["log2", "sin", "sqrt", "tan", "tanh"]
 
 
 def choose_device(name: str) -> torch.device:
-    """This rank's device: the GPU of its number on the machine. Raises ValueError where there is none."""
+    """Returns this rank's device: the GPU of its number on the machine. Raises ValueError if there is none."""
     if name == "cpu":
         return torch.device(name)
     number, there = dist.get_node_local_rank(fallback_rank=0), torch.cuda.device_count()
@@ -40,11 +40,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
-    """The checkpoint in fp32, sharded over all ranks, and what a pass costs.
+    """Returns the checkpoint's model in fp32, sharded over all ranks, and what a pass costs.
 
     Every rank builds the model without memory (the meta device) and shards it. Rank 0 reads the weights into host
-    memory, of which a machine holds one whole copy; each weight goes to its shards and is forgotten there, so that a
-    GPU never holds more than its shards and one weight.
+    memory, so that a machine holds one whole copy; each weight goes to its shards and is then freed, so that a GPU
+    never holds more than its shards and one weight.
+
     Raises OSError or ValueError for a checkpoint, a model (`algo.learner.model.supported`) or names that do not fit.
     """
     _settle_vector_functions()
@@ -53,14 +54,14 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     model = empty(AutoConfig.from_pretrained(source, trust_remote_code=False), config.attention)
     check_structure(model)
     whole = _whole(source, config) if dist.get_rank() == 0 else {}
-    model.eval()  # the sampler drops nothing
+    model.eval()  # no dropout, as in the sampler
     if config.lora_rank:
         with torch.device("meta"):
             add_adapters(model, config)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in model.base_model.layers:
-            layer.training = True  # it is asked itself, of its parts none
+            layer.training = True  # transformers asks the layer, not its parts
     cost = cost_of(model)
     scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)
     scorer = shard(scorer, config)
@@ -70,7 +71,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
 
 
 def _whole(source: Path, config: LearnerConfig) -> dict[str, Tensor]:
-    """The checkpoint's weights and constants in host memory, by the scorer's names; new adapters too."""
+    """Returns the checkpoint's weights and constants in host memory, by the scorer's names, with new adapters."""
     model = read(source, config.attention)
     if config.lora_rank:
         add_adapters(model, config)
@@ -79,9 +80,9 @@ def _whole(source: Path, config: LearnerConfig) -> dict[str, Tensor]:
 
 
 def read(source: Path, attention: str) -> PreTrainedModel:
-    """Returns the whole model with the checkpoint's weights, in fp32 on the CPU. Raises as `load`."""
+    """Returns the whole model with the checkpoint's weights, in fp32 on the CPU. Raises as `load` does."""
     _settle_vector_functions()
-    model, found = AutoModelForCausalLM.from_pretrained(
+    model, report = AutoModelForCausalLM.from_pretrained(
         source,
         trust_remote_code=False,
         use_safetensors=True,
@@ -89,7 +90,7 @@ def read(source: Path, attention: str) -> PreTrainedModel:
         attn_implementation=attention,
         output_loading_info=True,
     )
-    if missing := found["missing_keys"]:  # the library has made random numbers of them
+    if missing := report["missing_keys"]:  # transformers fills them with random numbers
         raise ValueError(f"holds no weight {min(missing)} ({len(missing)} are missing)")
     check_names(model, source)
     check_tied(model)
@@ -99,11 +100,11 @@ def read(source: Path, attention: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def scatter(scorer: Scorer, whole: dict[str, Tensor]) -> None:
-    """Rank 0's weights and constants become those of all ranks. whole: both by name, in host memory, and empty
-    afterwards; the other ranks give none.
+    """Gives rank 0's weights and constants to all ranks, each rank its shard, one weight at a time.
 
-    One weight at a time, each rank getting its shard: FSDP shards the first dimension into equal parts but for the last
-    ones, which may be shorter or empty.
+    FSDP shards the first dimension into equal parts, except the last ones, which may be shorter or empty.
+
+    whole: both by name, in host memory; it is empty afterwards. The other ranks give an empty one.
     """
     copies = copies_of(scorer)
     ranks = dist.get_world_size() // copies
@@ -121,7 +122,7 @@ def scatter(scorer: Scorer, whole: dict[str, Tensor]) -> None:
             parts = [*padded.split(rows)] * copies
         dist.scatter(own, parts, src=0)
         part.copy_(own[: len(part)])
-    for name, constant in scorer.named_buffers():  # those that no file holds too: the frequencies of rotary embeddings
+    for name, constant in scorer.named_buffers():  # those too that no file holds: the frequencies of rotary embeddings
         if whole:
             constant.copy_(whole.pop(name))
         dist.broadcast(constant, src=0)
@@ -129,11 +130,11 @@ def scatter(scorer: Scorer, whole: dict[str, Tensor]) -> None:
 
 @cache
 def _settle_vector_functions() -> None:
-    """The first call of each, by one thread alone.
+    """Calls each vector function once, in one thread.
 
-    MKL 2024.2, which PyTorch is built with, chooses a function's code at its first call. Where two threads make it
-    together, one of them may get a coarse variant for its share (pytorch issue 188792): cosines wrong by 1.5e-4 in one
-    learner of some thousand, and log-probabilities by 1.4e-3.
+    MKL 2024.2, which PyTorch is built with, chooses a function's code at its first call. If two threads make that call
+    together, one of them may get a coarse variant for its share (pytorch issue 188792): cosines were wrong by 1.5e-4 in
+    one learner of some thousand, and log-probabilities by 1.4e-3.
     """
     for dtype in (torch.float32, torch.float64):
         for name in VECTOR_FUNCTIONS:

@@ -1,11 +1,11 @@
-"""Low-rank adapters through peft: only they are trained. What leaves the learner has them merged in, or is only they.
+"""Low-rank adapters through peft: they alone are trained, and leave the learner merged or alone.
 
 Invariants
-- A weight with an adapter leaves as W + scaling B A in fp32 under the name that the base model has for it; so
-  checkpoints know nothing of adapters, nor do replicas, unless the adapter alone is published (`adapters`).
+- A weight with an adapter leaves as W + scaling B A in fp32 under the name that the base model has for it. So neither
+  checkpoints nor replicas know of adapters, unless the adapter alone is published (`adapters`).
 - An adapter begins as zero: the first weights are those of the checkpoint.
 
-peft is imported where adapters are wanted: it takes two seconds.
+peft is imported only if adapters are wanted, since that takes two seconds.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ADAPTER = "default"
 def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
     """Wraps the layers named in `lora_targets` and freezes everything else.
 
-    Raises ValueError for a name without a layer, and for the embeddings and a head tied to them: these leave unmerged.
+    Raises ValueError for a name without a layer, and for the embeddings and a head tied to them, which leave unmerged.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     embedded = model.get_input_embeddings().weight
-    for target in config.lora_targets:  # peft passes over a name of no layer where another one fits
+    for target in config.lora_targets:  # peft ignores a name without a layer if another name has one
         layers = [layer for name, layer in model.named_modules() if f".{name}".endswith(f".{target}")]
         if not layers or any(getattr(layer, "weight", None) is embedded for layer in layers):
             why = "which holds the embeddings" if layers else "which names no layer"
@@ -45,7 +45,7 @@ def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
 
 @contextmanager
 def without_adapters(scorer: nn.Module) -> Iterator[None]:
-    """Inside, adapters add exactly 0: the model computes what it did before they were added."""
+    """Makes adapters add exactly 0 inside, so that the model computes what it did before they were added."""
     layers = [module for module in scorer.modules() if hasattr(module, "lora_A")]
     scalings = [layer.scaling[ADAPTER] for layer in layers]
     for layer in layers:
@@ -58,14 +58,14 @@ def without_adapters(scorer: nn.Module) -> Iterator[None]:
 
 
 def adapters(scorer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name as in peft's files, but for the scorer's prefix, weight) of the adapters alone. whole: as in `merged`."""
+    """Yields (name, weight) of the adapters, named as by peft behind the scorer's prefix. whole: as in `merged`."""
     for name, weight in scorer.named_parameters():
         if ".lora_" in name:
             yield name.replace(f".{ADAPTER}.", "."), whole(weight)
 
 
 def peft_settings(config: LearnerConfig) -> str:
-    """What a file of adapters needs beside it to be loaded: peft's adapter_config.json."""
+    """Returns what a file of adapters needs beside it to be loaded: peft's adapter_config.json."""
     fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -78,7 +78,7 @@ def peft_settings(config: LearnerConfig) -> str:
 
 
 def merged(scorer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name without wrapping, weight) of every parameter of the base model. whole: gathers one (a collective)."""
+    """Yields (name without wrapping, weight) for each parameter of the base model. whole: gathers one, collectively."""
     for name, weight in scorer.named_parameters():
         if ".lora_" in name:
             continue

@@ -1,9 +1,9 @@
-"""The model that training began with: frozen, scored beside the one under training for the KL to it.
+"""The model that training began with, frozen, which is scored beside the one in training for the KL to it.
 
-Promises
-- It is what the run's own `checkpoint` holds, also after a resume: training that goes on is held to the same model.
-- With adapters it is the model under training with these off, and takes no memory; else a second model, sharded over
-  the ranks as the first, without optimizer and gradients.
+Invariants
+- It is what the run's own `checkpoint` holds, also after a resume: a resumed run is held to the same model.
+- With adapters it is the model in training with these off, and takes no memory; otherwise it is a second model, sharded
+  over the ranks like the first, without optimizer and gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Reference:
-    """Made before the first update and before a checkpoint of the run is read."""
+    """Is made before the first update and before a checkpoint of the run is read."""
 
     def __init__(self, scorer: Scorer, config: LearnerConfig, source: Path) -> None:
         self._adapted = config.lora_rank > 0
@@ -34,7 +34,7 @@ class Reference:
 
     @contextmanager
     def scorer(self) -> Iterator[Scorer]:
-        """The reference as a scorer, inside the block."""
+        """Yields the reference as a scorer, valid inside the block."""
         if self._adapted:
             with without_adapters(self._scorer):
                 yield self._scorer

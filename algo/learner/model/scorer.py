@@ -1,7 +1,7 @@
 """The model as the trainer sees it: log-probabilities and entropies at chosen positions.
 
 Invariants
-- No tensor of logits has more than LOGIT_ROWS rows, unless all of them are fewer than KEPT_LOGITS.
+- No tensor of logits has more than LOGIT_ROWS rows, unless all logits are fewer than KEPT_LOGITS.
 - With `fp32_head` logits are products of the same bf16 hidden states and weights, multiplied and kept in fp32.
 - Activation checkpointing and offload and the kind of attention change results only by rounding.
 
@@ -26,12 +26,12 @@ from algo.learner.model.attention import bounds
 
 # Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
 LOGIT_ROWS = 1024
-# Below this many logits in all they are kept for the backward pass: recomputing would cost more than 64 MB is worth.
+# Fewer logits in all are kept for the backward pass, since recomputing them would cost more than 64 MB is worth.
 KEPT_LOGITS = 1 << 24
 
 
 class Scorer(nn.Module):
-    """Log-probabilities and entropies at chosen positions; the FSDP root, so that the head runs on gathered weights."""
+    """Computes log-probabilities and entropies. It is the FSDP root, so that the head runs on gathered weights."""
 
     def __init__(self, model: PreTrainedModel, *, fp32_head: bool = False, activation_offload: bool = False) -> None:
         super().__init__()
@@ -48,9 +48,9 @@ class Scorer(nn.Module):
         targets_M: Tensor,
         shared: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """log p(targets_M) in fp32, and the (detached) entropy there, both [M].
+        """Returns log p(targets_M) in fp32, and the (detached) entropy there, both [M].
 
-        lengths: of the row's trajectories. shared: how many tokens at the row's beginning all of them go on from.
+        lengths: those of the row's trajectories. shared: how many tokens at the row's beginning all of them continue.
         """
         with self._kept_activations(token_ids_RL.device):
             hidden_RLH = self.model.base_model(
@@ -68,13 +68,13 @@ class Scorer(nn.Module):
         return torch.cat(logprobs), torch.cat(entropies)
 
     def _kept_activations(self, device: torch.device) -> AbstractContextManager[None]:
-        """Where the backward pass finds what the layers kept for it: with checkpointing, their inputs."""
+        """Chooses where layers keep what the backward pass needs: with checkpointing, their inputs."""
         if not self.activation_offload:
             return nullcontext()
         return save_on_cpu(pin_memory=device.type == "cuda")
 
     def _head(self) -> Callable[[Tensor], Tensor]:
-        """From hidden states to logits. In fp32 its weights are cast once a pass, not once a chunk."""
+        """Returns the function from hidden states to logits. In fp32 its weights are cast once a pass, not a chunk."""
         head: nn.Module = self.model.get_output_embeddings()
         if not self.fp32_head:
             return head
@@ -87,23 +87,23 @@ def _score(head: Callable[[Tensor], Tensor], hidden_MH: Tensor, targets_M: Tenso
 
 
 class LogProb(torch.autograd.Function):
-    """(log p(targets_M), entropy_M) of logits_MV in fp32; the entropy carries no gradient.
+    """Computes (log p(targets_M), entropy_M) of logits_MV in fp32; the entropy carries no gradient.
 
-    Overwrites logits that are fp32. Two tensors of [M, V] are there at once, and the probabilities are kept: a third of
-    what log_softmax and an entropy beside it touch.
+    It overwrites logits that are fp32. Two tensors of [M, V] exist at once, and the probabilities are kept: a third of
+    what log_softmax and a separate entropy would touch.
     """
 
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logits_MV = logits_MV.float()
-        # Relative to the largest logit, where a likely token's log-probability is small: no digits cancel.
+        # Relative to the largest logit a likely token's log-probability is small, so no digits cancel.
         logits_MV -= logits_MV.amax(-1, keepdim=True)
         probs_MV = logits_MV.exp()
         sum_M1 = probs_MV.sum(-1, keepdim=True)
         probs_MV /= sum_M1
         log_sum_M = sum_M1.log().squeeze(-1)
         logprobs_M = logits_MV.gather(-1, targets_M[:, None]).squeeze(-1) - log_sum_M
-        # As matrices: a product of each two numbers first would be a third tensor.
+        # A matrix product, since the elementwise product would be a third tensor.
         entropy_M = log_sum_M - torch.bmm(probs_MV[:, None], logits_MV[:, :, None]).flatten()
         ctx.save_for_backward(probs_MV, targets_M)
         ctx.mark_non_differentiable(entropy_M)

@@ -1,4 +1,4 @@
-"""Shards the model under training over the ranks with FSDP2.
+"""Shards the model in training over the ranks with FSDP2.
 
 Invariants
 - Master weights and the reduction of gradients are fp32; `LearnerConfig.dtype` is the dtype of the passes.
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 def copies_of(scorer: nn.Module) -> int:
-    """How many ranks hold each shard: 1, or with hybrid sharding one of each host."""
+    """Returns how many ranks hold each shard: 1, or with hybrid sharding one rank of each host."""
     return dist.get_world_size() // int(sharding_mesh(next(scorer.parameters())).size())
 
 
 def sharding_mesh(weight: Tensor) -> DeviceMesh:
-    """The ranks that share one copy of a sharded weight."""
+    """Returns the ranks that share one copy of a sharded weight."""
     mesh = weight.device_mesh
     return mesh if mesh.ndim == 1 else mesh["ranks"]
 
 
 def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
-    """FSDP2 per decoder layer and on the root.
+    """Shards each decoder layer and the root with FSDP2.
 
-    Layers stay gathered between forward and backward unless several GPUs share them: where this runs in fp32 on the
-    CPU memory is not scarce, and on one GPU there is nothing to win.
+    Layers stay gathered between forward and backward unless several GPUs share them: on the CPU, in fp32, memory is not
+    scarce, and on one GPU there is nothing to gain.
     """
     ranks = dist.get_world_size()
     mesh = init_device_mesh(config.device, (ranks,))
@@ -51,12 +51,12 @@ def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
 
 
 def reshard_between_passes(config: LearnerConfig) -> bool:
-    """Whether weights and gradients are sharded between passes too: memory of a GPU is worth more than its links."""
+    """Whether weights and gradients are sharded between passes too, since a GPU's memory is scarcer than its links."""
     return config.device == "cuda" and dist.get_world_size() > 1
 
 
 def reshard(scorer: nn.Module) -> None:
-    """After a forward pass without a backward pass: parameters are fp32 shards again."""
+    """Makes parameters fp32 shards again, after a forward pass without a backward pass."""
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -1,11 +1,11 @@
-"""Which models can be trained: what cannot is refused when it is loaded, by name and with what to do instead.
+"""Decides which models can be trained; others are refused when they are loaded, with a name and a remedy.
 
-Promises
+Invariants
 - `check_structure` needs the model's shape alone, so it refuses before a weight is read.
 - `check_scores` measures on the loaded model that a trajectory in a packed row has the log-probabilities that the model
-  itself gives it alone. It is the model's own code at full depth, so no list of families has to be kept, and it shares
-  the loaded weights, so it takes no second copy of them; rank 0 does it before the weights are sharded.
-- The weights of what is let through leave under the names that the checkpoint's files have for them.
+  itself gives it alone. It uses the model's own code at full depth, so no list of families has to be kept, and it
+  shares the loaded weights, so it takes no second copy of them; rank 0 does it before the weights are sharded.
+- The weights of accepted models leave under the names that the checkpoint's files have for them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from transformers.core_model_loading import PrefixChange
 
 from algo.learner.model.attention import PACKED
 
-# Nats between a row and each trajectory alone. Of some fifty families, random and small in float32, those that are
-# scored right are 1e-6 to 1e-5 apart by rounding, and those that are scored wrong 4e-3 and more.
+# Allowed difference in nats between a row and each trajectory alone. Of some fifty families, random and small in
+# float32, those that are scored right differ by 1e-6 to 1e-5 (rounding), those that are scored wrong by 4e-3 and more.
 APART = 1e-3
-# Fields of a configuration that say how far back a layer looks. The measurement makes each of them WINDOW, so that some
-# tokens go beyond it.
+# Fields of a configuration that limit how far back a layer looks. The measurement sets each of them to WINDOW, so that
+# some tokens go beyond it.
 WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size", "window_size")
 WINDOW = 8
 LENGTHS = (2 * WINDOW + 3, 5)
-# For a kernel that needs a GPU "sdpa" stands in, which tells trajectories apart by the positions of tokens as well.
+# Where a kernel needs a GPU, "sdpa" replaces it, which tells trajectories apart by the positions of tokens as well.
 ON_CPU = (PACKED, "sdpa", "eager")
 # Their frequencies depend on the longest trajectory of a row, so a short one beside it would get those of the long one.
 ROPES_OF_THE_ROW = ("dynamic", "longrope")
 
 
 def empty(source: PretrainedConfig, attention: str) -> PreTrainedModel:
-    """Builds the model without memory for its weights. Raises ValueError where it does not have this attention."""
+    """Builds the model without memory for its weights. Raises ValueError if it does not support this attention."""
     try:
         return _on_meta(source, attention)
     except Exception as error:
@@ -77,7 +77,7 @@ def check_structure(model: PreTrainedModel) -> None:
 
 
 def _ropes(config: PretrainedConfig) -> Iterator[str]:
-    """The kinds of rotary embeddings: one of the model, or one of each kind of layer."""
+    """Yields the kinds of rotary embeddings: the model's, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     for each in (rope, *rope.values()):
         if isinstance(each, dict) and "rope_type" in each:
@@ -85,7 +85,7 @@ def _ropes(config: PretrainedConfig) -> Iterator[str]:
 
 
 def check_tied(model: PreTrainedModel) -> None:
-    """Raises ValueError where the configuration says that the head is the embeddings, and the files hold another."""
+    """Raises ValueError if the configuration ties the head to the embeddings, but the files hold another head."""
     head, embedded = model.get_output_embeddings(), model.get_input_embeddings()
     tied = model.config.tie_word_embeddings and head is not None
     if tied and getattr(head, "weight", None) is not embedded.weight:
@@ -98,7 +98,7 @@ def check_tied(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def check_scores(model: PreTrainedModel, attention: str, scorer: Callable[[PreTrainedModel], nn.Module]) -> None:
-    """Raises ValueError where the learner would give a trajectory other log-probabilities than the model does.
+    """Raises ValueError if the learner would give a trajectory other log-probabilities than the model does.
 
     A row of two trajectories of random ids, the first of which goes beyond two windows, is scored as the learner scores
     it, and compared with the model's own logits of each alone, with transformers' plain attention. A model that is
@@ -132,7 +132,7 @@ def check_scores(model: PreTrainedModel, attention: str, scorer: Callable[[PreTr
 
 
 def _alone(own: PreTrainedModel, weights: dict[str, Tensor], ids_T: Tensor) -> Tensor:
-    """Log-probabilities of ids_T[1:], by the model's own forward pass."""
+    """Returns the log-probabilities of ids_T[1:] by the model's own forward pass."""
     try:
         logits_TV = functional_call(own, weights, (), {"input_ids": ids_T[None, :-1], "use_cache": False}).logits[0]
     except Exception as error:
@@ -142,7 +142,7 @@ def _alone(own: PreTrainedModel, weights: dict[str, Tensor], ids_T: Tensor) -> T
 
 
 def _apart(learners: nn.Module, weights: dict[str, Tensor], row: Sequence[Tensor], alone: Sequence[Tensor]) -> float:
-    """The largest difference of a log-probability; infinite where one is no number."""
+    """Returns the largest difference of a log-probability; infinite if one is not a number."""
     inputs = [ids_T[:-1] for ids_T in row]
     lengths = [len(ids_T) for ids_T in inputs]
     positions_L = torch.cat([torch.arange(length) for length in lengths])
@@ -166,10 +166,10 @@ def _not_tried(model: PreTrainedModel, error: Exception) -> ValueError:
 
 
 def _strong(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's weights and constants, those of a layer that hardly acts made larger.
+    """Returns the model's weights and constants, with those of a layer that hardly acts made larger.
 
-    A checkpoint that has not been trained may begin with weights so small that nothing a layer does wrong would show.
-    Weights of a usual size, and so those of any large model, are shared and not copied.
+    A checkpoint that has not been trained may begin with weights so small that no error of a layer would show. Weights
+    of a usual size, and so those of any large model, are shared and not copied.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, weight in model.named_parameters():
@@ -185,9 +185,9 @@ def _one_line(error: BaseException) -> str:
 
 
 def check_names(model: PreTrainedModel, source: Path) -> None:
-    """Raises ValueError where transformers has given weights other names than the checkpoint's files have.
+    """Raises ValueError if transformers has given weights other names than the checkpoint's files have.
 
-    A base model's files, whose names only lack the prefix, are let through: replicas know both.
+    A base model's files, whose names only lack the prefix, are accepted, since replicas know both.
     """
     conversions = get_model_conversion_mapping(model, add_legacy=False)
     if all(isinstance(each, PrefixChange) for each in conversions):
@@ -204,7 +204,7 @@ def check_names(model: PreTrainedModel, source: Path) -> None:
 
 
 def _experts(model: nn.Module) -> Iterator[str]:
-    """Names of the modules that hold a layer's experts."""
+    """Yields the names of the modules that hold a layer's experts."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "experts" or type(module).__name__.endswith("Experts"):
             yield name

@@ -1,6 +1,6 @@
-"""The model of a single rank without sharding: the learner's canary costs no copy of the weights.
+"""The model of a single rank without sharding, with which the learner's canary needs no copy of the weights.
 
-FSDP copies every shard before a pass, also where the shard is the whole weight. Here a model without weights of its own
+FSDP copies every shard before a pass, even if the shard is the whole weight. Here a model without weights of its own
 computes with the shards themselves.
 
 Invariant: it gives bit by bit what the sharded model gives.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class UnshardedScorer:
-    """Called as `scorer`, the sharded model, whose weights of the moment it uses; without gradients."""
+    """Is called like `scorer`, the sharded model, and uses its current weights; without gradients."""
 
     def __init__(self, scorer: Scorer, config: LearnerConfig) -> None:
         self._scorer = scorer
@@ -37,7 +37,7 @@ class UnshardedScorer:
 
     @staticmethod
     def fits(config: LearnerConfig) -> bool:
-        """Whether a shard is what the passes compute with."""
+        """Whether the passes compute with the shard itself."""
         return dist.get_world_size() == 1 and config.dtype == "float32"
 
     @torch.no_grad()
@@ -46,7 +46,7 @@ class UnshardedScorer:
             name: weight.to_local() if isinstance(weight, DTensor) else weight
             for name, weight in self._scorer.named_parameters()
         }
-        found: tuple[Tensor, Tensor] = functional_call(
+        scores: tuple[Tensor, Tensor] = functional_call(
             self._empty, {**weights, **dict(self._scorer.named_buffers())}, inputs
         )
-        return found
+        return scores

@@ -1,12 +1,12 @@
-"""What a learner needs to go on exactly where it was, written beside the training.
+"""Writes and reads all that a learner needs to resume exactly where it was; writing goes on beside the training.
 
 Invariants
-- A checkpoint appears under its name complete or not at all: by a rename, when everything of it is on the disk.
+- A checkpoint appears under its name complete or not at all: by a rename, when all of it is on the disk.
 - The state is that of the call: what is trained afterwards is not in it. A failed write is raised by the next call.
 - A checkpoint that is read runs no code (`algo.learner.state.checkpoint_reader`).
 - Every rank calls these with equal arguments; each writes its own shards (torch.distributed.checkpoint). Any number of
-  ranks may go on from them: one that was not there keeps the random numbers of its own seed.
-- Where ranks are on several hosts, a checkpoint is on rank 0's: the others send it what they wrote, and get what they
+  ranks may resume from them: a rank that did not exist before keeps the random numbers of its own seed.
+- If ranks are on several hosts, a checkpoint is on rank 0's: the others send it what they wrote, and get what they
   read.
 """
 
@@ -38,13 +38,13 @@ KEPT = 2
 
 
 class CheckpointFailed(RuntimeError):
-    """A checkpoint could not be written or read; the message says which and why."""
+    """A checkpoint could not be written or read; the message names it and the cause."""
 
 
 class Checkpoints:
     """Writes and reads the state of a model and its optimizer; one write at a time, in a thread.
 
-    The thread has a process group of its own: its collectives never meet those of the training.
+    The thread has a process group of its own, so that its collectives never meet those of the training.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -55,20 +55,20 @@ class Checkpoints:
         self._writing: Future[None] | None = None
 
     def write(self, path: Path, counters: dict[str, int]) -> None:
-        """Returns when the state is copied. counters: plain numbers that belong to it."""
+        """Starts a write and returns when the state is copied. counters: plain numbers that belong to it."""
         self.wait()
         state = self._stager.stage(self._state() | {"counters": counters})
         self._writing = self._thread.submit(self._write, state, path)
 
     def wait(self, *, to_end: bool = True) -> None:
-        """Raises CheckpointFailed when the last write did; waits until it is over, or only looks."""
+        """Raises CheckpointFailed if the last write failed. to_end: waits until it is over; otherwise only looks."""
         writing = self._writing
         if writing is not None and (to_end or writing.done()):
             self._writing = None
             writing.result()
 
     def read(self, path: Path) -> dict[str, int]:
-        """Puts model, optimizer and random numbers back; returns the counters. Raises CheckpointFailed."""
+        """Restores model, optimizer and random numbers; returns the counters. Raises CheckpointFailed."""
         try:
             if hosts.several():
                 hosts.spread(path, self._group)
@@ -84,7 +84,7 @@ class Checkpoints:
                 hosts.forget(path)
             saved_weights = {name.removeprefix("model.") for name in saved if name.startswith("model.")}
             unknown = saved_weights - state["model"].keys()
-            if unknown:  # DCP leaves them out
+            if unknown:  # torch.distributed.checkpoint would leave them out
                 raise KeyError(f"the model has no {min(unknown)}")
         except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
             raise CheckpointFailed(f"cannot read checkpoint {path}: {_cause(error)}") from error
@@ -96,17 +96,17 @@ class Checkpoints:
 
     @property
     def _random(self) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-        """Each random number generator of this rank: how its state is read, and put back. CUDA's: not yet run."""
-        found = {f"random_{dist.get_rank()}": (torch.get_rng_state, torch.set_rng_state)}
+        """Each random number generator of this rank: how its state is read, and set. CUDA's has not yet run."""
+        generators = {f"random_{dist.get_rank()}": (torch.get_rng_state, torch.set_rng_state)}
         if next(self._model.parameters()).device.type == "cuda":
-            found[f"random_cuda_{dist.get_rank()}"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
-        return found
+            generators[f"random_cuda_{dist.get_rank()}"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+        return generators
 
     def _state(self) -> dict[str, Any]:
         new = not self._optimizer.state
         model, optimizer = get_state_dict(self._model, self._optimizer)
         for moments in self._optimizer.state.values() if new else ():
-            moments["step"].zero_()  # they were made by a step that is none
+            moments["step"].zero_()  # a step that did not train made them
         return {"model": model, "optimizer": optimizer} | {name: get() for name, (get, _) in self._random.items()}
 
     def _write(self, state: dict[str, Any], path: Path) -> None:
@@ -122,17 +122,17 @@ class Checkpoints:
             if dist.get_rank() == 0:
                 _finish(unfinished, path)
         except (Exception, CheckpointException) as error:  # PyTorch's is a BaseException
-            # Of a disk that is full PyTorch says a position that it did not expect.
+            # If a disk is full, PyTorch's message is about an unexpected position, so the free space is reported.
             free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.is_dir())).free >> 20
             raise CheckpointFailed(f"cannot write checkpoint {path}: {_cause(error)}; {free} MiB are free") from error
 
 
 def _finish(unfinished: Path, path: Path) -> None:
-    """Describes the files, makes them appear, and deletes what is older than the checkpoint before."""
+    """Describes the files, makes the checkpoint appear, and deletes all but the last two."""
     files = {file.name: [file.stat().st_size, _checksum(file)] for file in sorted(unfinished.iterdir())}
     write_synced(unfinished / MANIFEST, [json.dumps(files).encode()])
     sync_folder(unfinished)
-    if path.exists():  # a run that was resumed writes some of them again
+    if path.exists():  # a resumed run writes some of them again
         shutil.rmtree(path)
     unfinished.rename(path)
     sync_folder(path.parent)
@@ -149,7 +149,7 @@ def _checksum(file: Path) -> int:
 
 
 def _cause(error: BaseException) -> str:
-    """What was at the bottom of it, in one line; of a failure on several ranks, the first."""
+    """Returns the innermost cause in one line; after failures on several ranks, that of the first."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (first, _) = min(error.failures.items())
         return f"rank {rank}: {_cause(first)}"

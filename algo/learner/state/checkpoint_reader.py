@@ -1,7 +1,7 @@
 """Reads a distributed checkpoint of PyTorch without running code that somebody put there.
 
-PyTorch describes a checkpoint in a pickle, `.metadata`, and keeps what is no tensor as further pickles; it loads both
-with all rights of the process.
+PyTorch describes a checkpoint in a pickle, `.metadata`, and keeps what is not a tensor as further pickles; it loads
+both with all rights of the process.
 
 Invariants
 - What is unpickled can name the classes of the description and plain values, nothing that calls or imports.
@@ -34,14 +34,14 @@ _CLASSES = {
 
 
 class NotACheckpoint(ValueError):
-    """The file holds something else than the description of a checkpoint; the message names it."""
+    """The file does not hold the description of a checkpoint; the message names it."""
 
 
 class Reader(dcp.FileSystemReader):
-    """PyTorch's reader of a folder."""
+    """Reads a checkpoint's folder as PyTorch's reader does, but unpickles only known classes."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Raises NotACheckpoint, OSError, or what pickle raises for bytes that are none."""
+        """Returns the description. Raises NotACheckpoint, OSError, or what pickle raises for bytes that are none."""
         file = Path(self.path) / ".metadata"
         with file.open("rb") as content:
             metadata = _Unpickler(content, file).load()
@@ -62,7 +62,7 @@ class _Unpickler(pickle.Unpickler):
         self._file = file
 
     def find_class(self, module: str, name: str) -> Any:
-        """Called for whatever the pickle names."""
+        """Returns a class that the pickle names. Raises NotACheckpoint for any that a description does not need."""
         if (module, name) in _CLASSES:
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -74,10 +74,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Planner(DefaultLoadPlanner):
-    """PyTorch's planner, for which what is no tensor is plain values too."""
+    """Plans as PyTorch's planner does, but also unpickles everything that is not a tensor as plain values."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Raises pickle.UnpicklingError for anything else."""
+        """Reads a plain value. Raises pickle.UnpicklingError for anything else."""
         plain = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)

@@ -1,4 +1,4 @@
-"""A trained model as a Hugging Face folder that stands alone: weights, configuration, tokenizer and chat template.
+"""Writes a trained model as a Hugging Face folder that stands alone: weights, configuration, tokenizer, chat template.
 
 Invariants
 - The folder appears under its name complete or not at all.
@@ -24,7 +24,8 @@ from transformers import AutoConfig
 from algo.learner.state.publish import full_state
 from engine.atomic_files import atomic_path
 
-# Of a checkpoint, beside its weights; what else lies there (how it was made, say) is not true of what was trained on.
+# Files that are copied with the weights. Other files of a checkpoint (how it was made, say) are not true of what was
+# trained from it.
 JSON_FILES = (
     "added_tokens.json",
     "chat_template.json",
@@ -47,11 +48,14 @@ def export(
     chat_template: str | None = None,
     end_of_turn: int | None = None,
 ) -> None:
-    """A Hugging Face checkpoint in the dtype of the source, with the source's config and tokenizer files.
+    """Writes a Hugging Face checkpoint in the dtype of the source, with the source's config and tokenizer files.
 
-    chat_template: the Jinja text that the run used in place of the source's; None: the source's own. end_of_turn: the
-    token that ends a turn of the template; None: generation ends as the source's. An existing checkpoint at path is
-    replaced at the end. Raises OSError or SafetensorError.
+    An existing checkpoint at path is replaced at the end.
+
+    chat_template: the Jinja text that the run used in place of the source's; None: the source's own.
+    end_of_turn: the token that ends a turn of the template; None: generation ends as the source's does.
+
+    Raises OSError or SafetensorError.
     """
     dtype = AutoConfig.from_pretrained(source, trust_remote_code=False).dtype or torch.float32
     state = full_state(scorer, dtype)
@@ -66,12 +70,12 @@ def export(
             if end_of_turn is not None:
                 _end_generation_at(unfinished, end_of_turn)
             save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
-            # As others may read the rest: the library lets its owner alone.
+            # The library lets only the owner read the file; others may read it like the rest.
             shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")
 
 
 def _replace_chat_template(folder: Path, chat_template: str) -> None:
-    """Of several templates, which one is used would depend on the program that reads them."""
+    """Writes the only template: with several, the program that reads them would choose one."""
     for old in (*folder.glob("*.jinja"), folder / "chat_template.json"):
         old.unlink(missing_ok=True)
     path = folder / "tokenizer_config.json"

@@ -1,9 +1,9 @@
-"""The optimizer's state in host memory while replicas have the GPU. Not yet run on a GPU.
+"""Keeps the optimizer's state in host memory while replicas have the GPU. Not yet run on a GPU.
 
 Invariants
 - After `onload` every tensor is where it was, with the same bits.
-- Host memory for a state is taken once and kept: it is pinned, so that copies run at the link's full speed and all of
-  them at once, and to pin it takes longer than to copy.
+- Host memory for a state is taken once and kept. It is pinned, so that copies run at the link's full speed and all at
+  once; pinning takes longer than copying.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Offloader:
         self._away: list[Away] = []
 
     def offload(self) -> int:
-        """Moves every state tensor that is on a device to the host; returns how many bytes left their device."""
-        left = 0
+        """Moves every state tensor that is on a device to the host; returns how many bytes were moved."""
+        moved_bytes = 0
         for parameter, state in self._optimizer.state.items():
             for name, value in state.items():
                 if not isinstance(value, Tensor) or value.device.type == "cpu":
@@ -44,10 +44,10 @@ class Offloader:
                 else:
                     self._host[key] = _pinned(value)
                 state[name] = self._host[key]
-                left += value.nbytes
+                moved_bytes += value.nbytes
                 self._away.append(Away(state, name, value.device))
         self._wait()
-        return left
+        return moved_bytes
 
     def onload(self) -> None:
         """Moves back what `offload` moved."""
@@ -67,7 +67,7 @@ def _local(value: Tensor) -> Tensor:
 
 
 def _pinned(value: Tensor) -> Tensor:
-    """A copy in host memory. A sharded one stays sharded over the devices' mesh, with its shard in host memory."""
+    """Returns a copy in host memory. A sharded tensor stays sharded over its mesh, with its shard on the host."""
     host = value.to("cpu")
     if not torch.cuda.is_available():
         return host

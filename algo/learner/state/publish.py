@@ -22,7 +22,7 @@ from algo.weights.transport import Gloo, Shm, Silent
 
 
 class Publisher:
-    """Makes the learner's weights the replicas' (`algo.weights.transport`).
+    """Publishes the learner's weights for the replicas (`algo.weights.transport`).
 
     scorer: holds the model as `scorer.model`.
     """
@@ -38,9 +38,9 @@ class Publisher:
         self._transport: Transport | None = None
 
     def publish(self, version: int) -> str:
-        """Where replicas load this version from. It may be read until the version after the next is published.
+        """Returns the address from which replicas load this version, until the version after the next is published.
 
-        Every rank gathers; only one that hands weights on writes them. Raises OSError where they find no room.
+        Every rank gathers; only one that hands weights on writes them. Raises OSError if there is no room for them.
         """
         if self._transport is None:
             shapes = {name: tuple(weight.shape) for name, weight in self._named(self._scorer)}
@@ -53,8 +53,9 @@ class Publisher:
 
 
 def transport(name: str, folder: Path, layout: Layout, peft: str = "") -> Transport:
-    """The transport of this rank; folder: private, on a memory file system, for files and sockets; peft: an adapter's
-    settings.
+    """Returns the transport of this rank.
+
+    folder: private, on a memory file system, for files and sockets. peft: an adapter's settings.
     """
     if dist.get_rank() != 0:
         return Silent()
@@ -68,8 +69,9 @@ def transport(name: str, folder: Path, layout: Layout, peft: str = "") -> Transp
 
 
 def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """`named_weights` of this dtype, and the constants that the model keeps beside them (Apertus), all at once in host
-    memory on rank 0; the others only help to gather.
+    """Returns `named_weights` of this dtype with the constants that the model keeps beside them (Apertus).
+
+    All are in host memory of rank 0 at once; the other ranks only help to gather.
     """
     kept = scorer.state_dict().keys()
     constants = ((name.removeprefix("model."), each) for name, each in scorer.named_buffers() if name in kept)
@@ -79,9 +81,9 @@ def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[st
 
 @torch.no_grad()
 def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Unsharded weights under their Hugging Face names, adapters merged; a tied head is left out, as there.
+    """Yields unsharded weights under their Hugging Face names, adapters merged, without a tied head.
 
-    A collective: every rank goes through all of them.
+    It is a collective: every rank goes through all of them.
     """
     for name, weight in merged(scorer, Gathered(scorer.parameters())):
         yield name.removeprefix("model."), weight
@@ -89,17 +91,17 @@ def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def named_adapters(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Unsharded adapters under the names of peft's files. A collective, as `named_weights`."""
+    """Yields unsharded adapters under the names of peft's files. A collective, like `named_weights`."""
     trained = (weight for name, weight in scorer.named_parameters() if ".lora_" in name)
     for name, weight in adapters(scorer, Gathered(trained)):
         yield f"base_model.model.{name.removeprefix('model.')}", weight
 
 
 class Gathered:
-    """The whole of parameters: called with one, in about their order; those after it are gathered meanwhile.
+    """Gathers whole parameters: called with one after another, in about their order, it gathers ahead.
 
-    With a collective of c10d each: of the functional ones, which DTensors use, two at a time corrupt the heap of a rank
-    with gloo (PyTorch 2.13; after some thousand of them).
+    Each is one collective of c10d. Two of the functional collectives, which DTensors use, corrupt the heap of a rank
+    with gloo if they run at a time (PyTorch 2.13; after some thousand of them).
     """
 
     def __init__(self, parameters: Iterator[Tensor]) -> None:
@@ -121,10 +123,10 @@ class Gathered:
 
 
 def _begin(weight: Tensor) -> tuple[dist.Work | None, Tensor]:
-    """What to wait for, if anything, and where the whole weight is then.
+    """Starts gathering a weight; returns what to wait for, if anything, and where the whole weight is then.
 
-    FSDP shards the first dimension: equal parts but for the last ones, which may be shorter or empty. A weight is no
-    DTensor while it is gathered after a forward pass.
+    FSDP shards the first dimension into equal parts, except the last ones, which may be shorter or empty. A weight is
+    no DTensor while it is gathered after a forward pass.
     """
     if not isinstance(weight, DTensor):
         return None, weight
