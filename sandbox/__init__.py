@@ -1,4 +1,4 @@
-"""A jailed Python for tool calls. Light to import: neither torch nor vllm."""
+"""A jailed Python for tool calls. It is light to import: it loads neither torch nor vllm."""
 
 from sandbox.client.sandbox import Sandbox
 from sandbox.client.session import Session

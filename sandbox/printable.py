@@ -1,8 +1,8 @@
-"""What a model or a guest wrote, on its way to a terminal, a log or an error.
+"""Makes text of a model or a guest safe to print in a terminal, a log or an error.
 
 A terminal obeys control characters: they move the cursor, set its title, fill the clipboard or hide what stood there
-before. Marks of writing direction show a line in another order than it has. A file that is looked at later comes to a
-terminal too, so nobody asks where the text goes.
+before. Marks of writing direction show a line in another order than it has. A file that is viewed later comes to a
+terminal too, so the destination of the text does not matter.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import re
 
-# control characters but for newline and tab; separators that some take for a line break; marks of direction; halves of
-# surrogate pairs, which no stream can encode
+# Control characters except newline and tab; separators that some programs take for a line break; marks of direction;
+# halves of surrogate pairs, which no stream can encode.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    r"""The text with escapes in the place of what a terminal would obey.
+    r"""Returns the text with escapes in place of what a terminal would obey.
 
     >>> printable("\x1b[2Jgone \u202efdp.exe\n")
     '\\x1b[2Jgone \\u202efdp.exe\n'
@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""As `printable`, for a line of a log: a newline would begin another entry.
+    r"""Returns the text as `printable` does, but as one line of a log, where a newline would begin another entry.
 
     >>> one_line("first\nsecond")
     'first\\nsecond'
@@ -34,7 +34,7 @@ def one_line(text: str) -> str:
 
 
 def print_logs() -> None:
-    """Makes printable what is logged in a program that has set no handler of its own, tracebacks too."""
+    """Makes logs printable, tracebacks too, in a program that has set no handler of its own."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Formatter())
 
@@ -44,6 +44,6 @@ class _Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def _escape(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escape(character: re.Match[str]) -> str:
+    number = ord(character[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

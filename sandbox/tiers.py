@@ -1,7 +1,7 @@
 """Import tiers: which warmed interpreter a call runs in.
 
 Invariants
-- `choose` is a hint for speed; code runs the same in every tier, as all have the same environment.
+- `choose` is a hint for speed; code runs the same in every tier, since all have the same environment.
 - `choose` takes any text, Python or not, and takes milliseconds for it.
 """
 
@@ -17,7 +17,8 @@ STDLIB = (
 )
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n;#]+))", re.MULTILINE)
 MODULE = re.compile(r"(?:^|,)[ \t]*(\w+)")  # the first name of each module that one import statement lists
-LOOKED_AT = 100_000  # characters: imports that come later cost a call some time, but a longer look would cost the node
+# Characters; imports that come later cost a call some time, but a longer search would cost the node
+LOOKED_AT = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +26,11 @@ class Tier:
     """One warmed interpreter of a host."""
 
     name: str
-    """As in messages."""
+    """Its name in messages."""
     preload: tuple[str, ...]
-    """Modules imported once, which each call of this tier finds imported. A host without one of them does not start."""
+    """Modules that are imported once for all calls of this tier. A host without one of them does not start."""
     optional: tuple[str, ...] = ()
-    """The same, but a host whose Python lacks some of them leaves those out."""
+    """Modules that are preloaded too, unless a host's Python lacks them."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -41,19 +42,19 @@ class Tier:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """All that it preloads where everything is installed."""
+        """All modules that it preloads if everything is installed."""
         return self.preload + self.optional
 
 
 BARE = Tier(name="bare", preload=tuple(STDLIB.split()))
 MATH = Tier(name="math", preload=BARE.preload, optional=("numpy", "sympy", "mpmath"))
-# without pandas, which would double what a fork costs: the calls that use it import it
+# Pandas is missing here, since it would double what a fork costs: calls that use it import it.
 FULL = Tier(name="full", preload=BARE.preload, optional=(*MATH.optional, "scipy", "networkx"))
 TIERS = (BARE, MATH, FULL)
 
 
 def choose(code: str, tiers: tuple[Tier, ...]) -> str:
-    """The first tier that preloads all that the code's import statements name, else the last.
+    """Returns the first tier that preloads all that the code's import statements name, else the last.
 
     >>> choose("import math", TIERS), choose("from numpy import array", TIERS)
     ('bare', 'math')
@@ -69,7 +70,7 @@ def choose(code: str, tiers: tuple[Tier, ...]) -> str:
 
 
 def write_tier(tier: Tier) -> str:
-    """As an argument of a command, where `read_tier` finds it again.
+    """Returns a tier as an argument of a command, which `read_tier` reads.
 
     >>> write_tier(Tier(name="math", preload=("json",), optional=("numpy",)))
     'math=json,numpy?'

@@ -2,9 +2,9 @@
 
 Invariants
 - A call is answered by exactly one CallResult, whatever happens to the code, the slot or the host.
-- `outcome` comes from the kernel (wait status, rusage) as seen by the host, never from bytes the code wrote.
-- A cell runs only on the state that the client means: the host holds the session alive after exactly
-  `SessionStep.number` kept cells, or builds it anew from `SessionStep.history`. Otherwise the answer is "lost", and the
+- `outcome` comes from the kernel (wait status, rusage) as the host sees it, never from bytes that the code wrote.
+- A cell runs only on the state that the client means: the host holds the session as it is after exactly
+  `SessionStep.number` kept cells, or rebuilds it from `SessionStep.history`. Otherwise the answer is "lost", and the
   code did not run.
 """
 
@@ -14,19 +14,22 @@ from typing import Annotated, Literal
 
 import msgspec
 
-MAX_LIMIT = 1 << 40  # of each limit: 34,000 years, a tebibyte; beyond it the kernel's own arithmetic ends
-MAX_CODE_BYTES = 8 << 20  # what a session's shared memory holds
-MAX_SLOTS = 1000  # of a host
-SEED_BITS = 63  # what a msgpack int and a signed 64 bit int both hold
+MAX_LIMIT = 1 << 40  # of each limit: 34,000 years, a tebibyte; the kernel's own arithmetic ends beyond it
+MAX_CODE_BYTES = 8 << 20  # the size of a session's shared memory
+MAX_SLOTS = 1000  # of one host
+SEED_BITS = 63  # both a msgpack int and a signed 64 bit int hold it
 Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << SEED_BITS) - 1)]
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "lost"]
 SessionState = Literal["kept", "restored", "lost"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one call, all above 0 and at most 2**40. memory_bytes is address space per process, and together with
-    disk_bytes what all processes of a call may use; output_bytes is what is kept of stdout and of stderr. A file,
-    stdout and stderr included, may grow to the larger of disk_bytes and output_bytes. processes includes threads.
+    """Limits of one call, all above 0 and at most 2**40.
+
+    memory_bytes: address space of each process; together with disk_bytes it bounds what all processes of a call use.
+    output_bytes: how much is kept of stdout, and of stderr.
+    processes: threads count too.
+    disk_bytes: a file, stdout and stderr included, may grow to the larger of disk_bytes and output_bytes.
     """
 
     wall_s: float = 4.0
@@ -39,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            # the types that a message can carry: one that a host cannot decode ends all that this node has there
+            # Only types that a message can carry: one that a host cannot decode ends all calls of this node there.
             types = (float, int) if name.endswith("_s") else (int,)
             if type(value) not in types or not 0 < value <= MAX_LIMIT:
                 kind = " or ".join(kind.__name__ for kind in types)
@@ -47,7 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_limits(limits: Limits | None, default: Limits) -> Limits:
-    """`limits`, or the default without them. ValueError for anything else."""
+    """Returns `limits`, or the default for None. Raises ValueError for anything else."""
     limits = default if limits is None else limits
     if not isinstance(limits, Limits):
         raise ValueError(f"limits must be Limits, got {limits!r}")
@@ -55,23 +58,25 @@ def check_limits(limits: Limits | None, default: Limits) -> Limits:
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call did.
+    """The result of one call.
 
-    outcome is "ok": exit code 0; "error": any other exit code or an exception; "timeout", "memory", "output": a limit
-    ended it; "killed": cancelled, or a signal that no limit explains; "lost": our fault (its slot or host died twice),
-    never shown as the model's error. An uncaught MemoryError is "memory" too.
+    outcome: "ok" is exit code 0, "error" any other exit code or an exception. "timeout", "memory" and "output": that
+    limit ended the call; an uncaught MemoryError is "memory" too. "killed": it was cancelled, or ended by a signal that
+    no limit explains. "lost": our fault (its slot or host died twice), which is never shown as the model's error.
+    stdout, stderr: what the code printed, before a "timeout" too, flushed or not, unless the interpreter was inside one
+    call into C.
+    truncated: stdout, stderr or the display was cut. For the streams the sizes of their files prove it; the display and
+    its length are the code's own claim.
+    wall_s, cpu_s: the code's own time. Everything before and after, such as waiting for a slot or rebuilding a session,
+    is in queue_s.
+    cpu_s, peak_memory_bytes: the sum, and the largest, over the main process and those that it waited for; what it left
+    running was killed and is not counted (but was limited).
 
-    stdout and stderr hold what the code printed before a "timeout", flushed or not, unless the interpreter was inside
-    of one call into C. truncated: stdout or stderr was cut, by the size of its file, or the display, which with its
-    length is the code's own word. wall_s and cpu_s are the code's own; everything before and after, such as waiting for
-    a slot or rebuilding a session, is in queue_s. cpu_s adds up, and peak_memory_bytes is the largest of, the main
-    process and those that it waited for; what it left running was killed and is not counted (but limited).
-
-    session_state, of a session's cell only. "kept": it ran on the live state, which lives on, also after an error.
-    "restored": the state was rebuilt; after a timeout or crash it is again as before this cell, whose own effects are
-    undone (where a copy was taken before the cell, its threads are gone and files are as the cell left them); if the
-    session had been evicted or its host had died, this cell ran on the rebuilt state. "lost": the state could not be
-    rebuilt; this cell did not run or its effects are gone, and the session starts empty from here on.
+    session_state is set for a session's cell only. "kept": the cell ran on the live state, which stays, also after an
+    error. "restored": the state was rebuilt. After a timeout or crash it is again as before this cell, whose own
+    effects are undone (if a copy was taken before the cell, its threads are gone and files are as the cell left them).
+    If the session had been evicted or its host had died, this cell ran on the rebuilt state. "lost": the state could
+    not be rebuilt. This cell did not run or its effects are gone, and the session is empty now.
     """
 
     outcome: Outcome
@@ -102,7 +107,7 @@ class Cell(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_code(code: str) -> bytes:
-    """`code` as UTF-8. ValueError unless it is a str of at most MAX_CODE_BYTES."""
+    """Returns `code` as UTF-8. Raises ValueError unless it is a str of at most MAX_CODE_BYTES."""
     encoded = _encode_text("code", code)
     if len(encoded) > MAX_CODE_BYTES:
         raise ValueError(f"code must have at most {MAX_CODE_BYTES} bytes of UTF-8, got {len(encoded)}")
@@ -110,7 +115,7 @@ def encode_code(code: str) -> bytes:
 
 
 def encode_stdin(stdin: str) -> bytes:
-    """`stdin` as UTF-8. ValueError unless it is a str."""
+    """Returns `stdin` as UTF-8. Raises ValueError unless it is a str."""
     return _encode_text("stdin", stdin)
 
 
@@ -121,27 +126,28 @@ def _encode_text(name: str, value: str) -> bytes:
 
 
 def check_seed(seed: int | None) -> int | None:
-    """ValueError unless it is None or a seed."""
+    """Returns the seed. Raises ValueError unless it is None or a seed."""
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << SEED_BITS):
         raise ValueError(f"seed must be an int from 0 to 2**{SEED_BITS} - 1, got {seed!r}")
     return seed
 
 
 def check_display(display: bool) -> bool:
-    """ValueError unless it is a bool."""
+    """Returns the flag. Raises ValueError unless it is a bool."""
     if type(display) is not bool:
         raise ValueError(f"display must be a bool, got {display!r}")
     return display
 
 
 class SessionStep(msgspec.Struct, frozen=True, array_like=True):
-    """What makes a request a cell of a session.
+    """Makes a request a cell of a session.
 
-    session: 16 random bytes that the client made. number: cells that were kept before this one (each with session_state
-    "kept" counts, whatever its outcome and also one without code, which only rebuilds). history: not None: build the
-    session anew, replacing what there is of it, and run these first, each under its own limits and ending as it did,
-    their output dropped; there are `number` of them. backup: take a fork snapshot before the cell, to go back to if the
-    cell's process dies.
+    session: 16 random bytes that the client made.
+    number: how many cells were kept before this one. Each cell with session_state "kept" counts, whatever its outcome,
+    and so does one without code, which only rebuilds.
+    history: if not None, the session is rebuilt, in place of any state that the host has: these `number` cells run
+    first, each under its own limits, and have to end as they did; their output is dropped.
+    backup: whether to take a fork snapshot before the cell, to return to if the cell's process dies.
     """
 
     session: bytes
@@ -169,7 +175,7 @@ class RunRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Client -> host: run these, in order; at most BATCH of them."""
+    """Client -> host: run these calls, at most BATCH of them, in order."""
 
     calls: list[RunRequest]
 
@@ -226,7 +232,7 @@ class Results(msgspec.Struct, frozen=True, array_like=True, tag=True):
 BATCH = 64
 BATCH_BYTES = (
     4 << 20
-)  # a message takes no further call beyond this, so that histories of sessions do not add up to gigabytes
+)  # Beyond this a message takes no further call, so that histories of sessions do not add up to gigabytes.
 ToHost = Run | CancelCalls | EndSessions | Ping | Reconnect
 ToClient = Hello | Refused | Alive | Results
 encode = msgspec.msgpack.Encoder().encode
@@ -235,19 +241,19 @@ _to_client = msgspec.msgpack.Decoder(ToClient).decode
 
 
 class BadMessage(ValueError):
-    """Bytes that are not a message of this protocol."""
+    """The bytes are not a message of this protocol."""
 
 
 def decode_to_host(frame: bytes) -> ToHost:
-    """BadMessage for any bytes that are not one."""
+    """Returns the message. Raises BadMessage for bytes that are none."""
     try:
         return _to_host(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec lets the last two through
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec does not wrap the last two
         raise BadMessage(str(error)) from None
 
 
 def decode_to_client(frame: bytes) -> ToClient:
-    """BadMessage for any bytes that are not one."""
+    """Returns the message. Raises BadMessage for bytes that are none."""
     try:
         return _to_client(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -255,7 +261,7 @@ def decode_to_client(frame: bytes) -> ToClient:
 
 
 def batches(calls: list[RunRequest]) -> list[Run]:
-    """The calls in messages of at most BATCH calls, and of BATCH_BYTES plus the last call."""
+    """Returns the calls in messages of at most BATCH calls, and of BATCH_BYTES plus the last call."""
     messages: list[Run] = []
     room = 0
     for call in calls:

@@ -1,14 +1,14 @@
-"""Which host gets which call: a pure state machine (events in, actions out; no await, clock or socket).
+"""Decides which host gets which call: a pure state machine (events in, actions out; no await, clock or socket).
 
 Invariants
-- Every submitted call is answered exactly once: by a result, by Lost, or by Failed; a cancelled call is answered never.
-- A host holds at most `credits` calls, all of tiers that it serves. What can run starts in the order of submission, a
-  retried call thus first; a call that must wait (for its tier or its session's host) does not hold up those behind it.
+- Every submitted call is answered exactly once: by a result, by Lost, or by Failed. A cancelled call is never answered.
+- A host holds at most `credits` calls, all of tiers that it serves. What can run starts in the order of submission, so
+  a retried call comes first; a call that must wait (for its tier or its session's host) does not delay later ones.
 - A stateless call whose slot or host died is tried once more, then Lost. A cell of a session is never retried.
-- A session's cells go to the one host that holds it, one at a time, in order. When that host leaves, the cell it was
-  running is Lost at once and the session may start elsewhere.
-- When all calls are answered or cancelled and all sessions ended, nothing is left in here but the hosts.
-- The cost of an event grows with the number of hosts and tiers, not of waiting calls (but for a logarithm).
+- A session's cells go to the one host that holds it, one at a time, in order. When that host leaves, the cell that it
+  was running is Lost at once, and the session may start elsewhere.
+- When all calls are answered or cancelled and all sessions ended, only the hosts remain in here.
+- The cost of an event grows with the number of hosts and tiers, not of waiting calls (except for a logarithm).
 
 Calls are numbers that grow with each submission. Tiers are names; a session's cells are all of one tier.
 """
@@ -31,7 +31,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Tell the host to end the call; its result, if one still comes, is ignored."""
+    """Tell the host to end the call; if a result still comes, it is ignored."""
 
     host: str
     call: int
@@ -39,7 +39,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The result in hand is the call's answer."""
+    """Answer the call with the result at hand."""
 
     call: int
 
@@ -70,7 +70,7 @@ Action = Send | Cancel | Deliver | Lost | Failed | Forget
 
 
 class _Queue:
-    """Calls, the earliest first; any of them can be taken out."""
+    """Calls in order, the earliest first; any of them can be removed."""
 
     def __init__(self) -> None:
         self._heap: list[int] = []
@@ -90,7 +90,7 @@ class _Queue:
 
     def remove(self, call: int) -> None:
         self._members.remove(call)
-        if len(self._heap) > 2 * len(self._members):  # what was taken out goes in bulk: O(1) each
+        if len(self._heap) > 2 * len(self._members):  # removed calls are dropped in bulk: O(1) each
             self._heap = sorted(self._members)
 
     def calls(self) -> list[int]:
@@ -109,7 +109,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Session:
-    """`open` is its one cell that is queued or held by `host`; also a cancelled one until the host has answered it."""
+    """A session. `open` is its only cell that is queued or held by `host`, cancelled or not, until the host answers."""
 
     host: str | None = None
     open: int | None = None
@@ -130,7 +130,8 @@ class _Host:
 
 
 class Dispatcher:
-    """
+    """Turns events into actions.
+
     >>> d = Dispatcher()
     >>> d.submit(1, "bare"), d.host_joined("a", 1, ["bare"]), d.submit(2, "math"), d.submit(3, "bare")
     ([], [Send(host='a', call=1)], [], [])
@@ -144,7 +145,7 @@ class Dispatcher:
         self._hosts: dict[str, _Host] = {}
         self._jobs: dict[int, _Job] = {}
         self._sessions: dict[bytes, _Session] = {}
-        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)  # by tier: what any host of it may run
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)  # by tier: what any of its hosts may run
         self._latest = -1
 
     @property
@@ -163,7 +164,7 @@ class Dispatcher:
         return self._fill()
 
     def cancel(self, call: int) -> list[Action]:
-        """Forget the call. One that a host already holds keeps its credit until the host answers."""
+        """Forgets the call. One that a host already holds keeps its credit until the host answers."""
         job = self._jobs.pop(call, None)
         if job is None:
             return []
@@ -173,14 +174,14 @@ class Dispatcher:
         return self._fill()
 
     def fail(self, call: int) -> list[Action]:
-        """Give up a call that waits."""
+        """Fails a call that waits."""
         job = self._jobs.pop(call)
         assert job.host is None
         self._unqueue(call, job)
         return [Failed(call), *self._fill()]
 
     def fail_all(self) -> list[Action]:
-        """No host will ever come: fail every call."""
+        """Fails every call, since no host will ever come."""
         calls = sorted(self._jobs)
         for state in (self._jobs, self._queues, self._sessions):
             state.clear()
@@ -190,13 +191,13 @@ class Dispatcher:
         return [Failed(call) for call in calls]
 
     def unserved(self) -> list[tuple[int, str]]:
-        """The calls that wait for a tier which no present host serves, with that tier."""
+        """Returns the calls that wait for a tier which no present host serves, with that tier."""
         served: set[str] = set().union(*(host.tiers for host in self._hosts.values()))
         missing = [tier for tier, queue in self._queues.items() if queue and tier not in served]
         return [(call, tier) for tier in missing for call in self._queues[tier].calls()]
 
     def end_session(self, session: bytes) -> list[Action]:
-        """Forget the session and tell its host; its unanswered cells are Lost."""
+        """Forgets the session and tells its host; its unanswered cells are Lost."""
         state = self._sessions.get(session)
         if state is None:
             return []
@@ -220,7 +221,7 @@ class Dispatcher:
         return self._fill()
 
     def host_left(self, host: str) -> list[Action]:
-        """The host died or was given up: what it held is tried once more or lost, its sessions have no host."""
+        """Handles a host that died or was given up: its calls are retried or lost, its sessions have no host."""
         gone = self._hosts.pop(host)
         for session in gone.sessions:
             self._sessions[session].host = None
@@ -236,7 +237,7 @@ class Dispatcher:
         return actions + self._fill()
 
     def answered(self, host: str, call: int, *, lost: bool) -> list[Action]:
-        """A result came: of a cancelled call it only frees the credit, of a host that was given up it is ignored."""
+        """Handles a result. It frees the credit of a cancelled call, and is ignored from a host that was given up."""
         state = self._hosts.get(host)
         if state is None or call not in state.held:
             return []
@@ -260,14 +261,14 @@ class Dispatcher:
         return []
 
     def _release(self, call: int, session: bytes | None) -> None:
-        """The host has done with this cell: the next one of its session may go."""
+        """Opens the next cell of a session, since the host is done with this one."""
         state = self._sessions.get(session) if session is not None else None
         if session is not None and state is not None and state.open == call:
             state.open = None
             self._open_next(session)
 
     def _open_next(self, session: bytes) -> None:
-        """Queue the session's next cell if none is open; a session without cells and host is not worth remembering."""
+        """Queues the session's next cell if none is open; forgets a session that has neither cells nor a host."""
         state = self._sessions.get(session)
         if state is None or state.open is not None:
             return
@@ -294,7 +295,7 @@ class Dispatcher:
             del state.later[call]
 
     def _fill(self) -> list[Action]:
-        """Hand out the earliest call that can run, as long as there is one, to the least loaded host for it."""
+        """Hands out the earliest call that can run, as long as there is one, to the least loaded host for it."""
         actions: list[Action] = []
         while True:
             free = {name: host for name, host in self._hosts.items() if host.room > 0}
@@ -315,6 +316,6 @@ class Dispatcher:
             actions.append(Send(name, call))
 
     def _load(self, name: str, session: bytes | None) -> tuple[float, int, str]:
-        """What makes a host the better choice: for a new session few sessions per credit, for all much room."""
+        """Ranks hosts, the better ones first: for a new session by sessions per credit, then for all by their room."""
         host = self._hosts[name]
         return (0.0 if session is None else len(host.sessions) / host.credits), -host.room, name

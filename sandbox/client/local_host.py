@@ -1,10 +1,10 @@
-"""The host process on the node's own machine: started, watched, replaced, and gone when its owner leaves.
+"""The host process on the node's own machine: starts it, watches it, replaces it, and ends it with its owner.
 
 Invariants
-- At most one host process at a time. When `LocalHost.run` ends, however it ends, the process and everything below it
-  are gone; also when this process is killed, as the host's stdin then ends.
-- A host that ends or falls silent is replaced, also one that is killed while it starts. `LocalHost.run` ends with
-  SandboxUnavailable when a host says that it cannot serve, when the first one ends by itself before it serves, and when
+- There is at most one host process at a time. When `LocalHost.run` ends, however it ends, the process and everything
+  below it are gone. They are gone too when this process is killed, since the host's stdin then ends.
+- A host that ends or falls silent is replaced, even one that is killed while it starts. `LocalHost.run` ends with
+  SandboxUnavailable if a host reports that it cannot serve, if the first one ends by itself before it serves, and if
   none serves within start_s.
 """
 
@@ -27,13 +27,13 @@ from sandbox.mailbox import Mailbox
 from sandbox.tiers import write_tier
 
 Process = asyncio.subprocess.Process
-LAST_WORDS_S = 1.0  # between the end of a host and the arrival of its last messages
+LAST_MESSAGES_S = 1.0  # between the end of a host and the arrival of its last messages
 STOP_S = 5.0  # the host ends its jail in milliseconds; after this it is killed, which also ends the jail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Peer:
-    """A host that has joined: where to write to it, what it offers, and `left`, done when it was given up."""
+    """A host that has joined: where to write to it, and what it offers. `left` is done when the host was given up."""
 
     name: str
     mailbox: Mailbox
@@ -44,7 +44,7 @@ class Peer:
 
 
 class _EndedEarly(SandboxUnavailable):
-    """A host that ended before its hello; something may have killed it."""
+    """A host ended before its hello; something may have killed it."""
 
     def __init__(self, status: int, after_s: float) -> None:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -63,7 +63,7 @@ def _opened(folder: str) -> Iterator[int]:
 
 class LocalHost:
     def __init__(self, config: SandboxConfig, mailbox: Mailbox, lose: Callable[[Peer], None]) -> None:
-        """`mailbox` is only for this host; `lose` is told when the process of a peer has ended."""
+        """mailbox: is for this host only. lose: is told when the process of a peer has ended."""
         self._config, self.mailbox, self._lose = config, mailbox, lose
         self._greeting: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
 
@@ -80,7 +80,7 @@ class LocalHost:
             self._greeting.set_exception(SandboxUnavailable(reason))
 
     async def run(self) -> None:
-        """Keep one host running until cancelled; SandboxUnavailable when one cannot be started."""
+        """Keeps one host running until cancelled. Raises SandboxUnavailable if one cannot be started."""
         clock, served = asyncio.get_running_loop().time, False
         until = clock() + self._config.start_s
         while True:
@@ -97,23 +97,24 @@ class LocalHost:
                 ) from error
 
     async def _live_with_host(self, until: float) -> None:
-        """Start a host, wait for its end or until it is given up, take back its calls and end it."""
+        """Starts a host, waits until it ends or is given up, takes back its calls and ends it."""
         self._greeting = asyncio.get_running_loop().create_future()
         with (folder := tempfile.TemporaryDirectory(prefix="rocstar-")), _opened(folder.name) as place:
-            address = f"ipc:///proc/self/fd/{place}/host"  # however long the folder's name, and where the host mounts
+            # Works however long the folder's name is, and where the host mounts
+            address = f"ipc:///proc/self/fd/{place}/host"
             self.mailbox.bind(address)
             process = await self._spawn(address, place)
             try:
                 async with asyncio.TaskGroup() as group:
                     ended = group.create_task(process.wait(), name="sandbox-host-ended")
                     peer = await self._greeted(process, ended, until)
-                    folder.cleanup()  # it is connected; so nothing is left if we are killed
+                    folder.cleanup()  # it is connected, so nothing stays if we are killed
                     try:
                         await asyncio.wait((ended, peer.left), return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         ended.cancel()
                         if peer.left.done() and process.returncode is None:
-                            process.kill()  # it was silent: do not wait for it to leave by itself
+                            process.kill()  # it was silent, so do not wait until it leaves by itself
                         self.mailbox.drain()  # its last messages
                         self._lose(peer)
             except ExceptionGroup as errors:  # no except*: Python 3.11 before .4 wraps what is raised in it
@@ -122,11 +123,11 @@ class LocalHost:
                 raise errors.exceptions[0] from None
             finally:
                 await _end(process)
-                self.mailbox.socket.unbind(address)  # not before: it cuts the connection
+                self.mailbox.socket.unbind(address)  # not before, since it cuts the connection
 
     async def _spawn(self, address: str, place: int) -> Process:
         config = self._config
-        given = {  # a HostConfig: the module of that class is the host's alone
+        given = {  # the fields of a HostConfig, whose module only the host imports
             "connect": address,
             "slots": config.slots,
             "tiers": " ".join(map(write_tier, config.tiers)),
@@ -140,7 +141,7 @@ class LocalHost:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         try:
-            # own session: a terminal's SIGINT is for us to handle
+            # Own session: a terminal's SIGINT is for us to handle.
             return await asyncio.create_subprocess_exec(
                 *command, stdin=pipe, stdout=null, env=env, pass_fds=[place], start_new_session=True
             )
@@ -156,13 +157,13 @@ class LocalHost:
             ) from error
 
     async def _greeted(self, process: Process, ended: asyncio.Task[int], until: float) -> Peer:
-        """The host, after its hello. SandboxUnavailable with its reason, or if it sends nothing."""
+        """Returns the host after its hello. Raises SandboxUnavailable with its reason, or if it sends nothing."""
         clock = asyncio.get_running_loop().time
         since = clock()
         try:
             async with asyncio.timeout_at(until):
                 await asyncio.wait((ended, self._greeting), return_when=asyncio.FIRST_COMPLETED)
-                async with asyncio.timeout(LAST_WORDS_S if ended.done() else None):
+                async with asyncio.timeout(LAST_MESSAGES_S if ended.done() else None):
                     return await self._greeting
         except TimeoutError:
             self._greeting.cancel()

@@ -1,17 +1,17 @@
-"""`Sandbox`: run Python in a jail from asyncio.
+"""`Sandbox`: runs Python in a jail from asyncio.
 
 Invariants
-- Each `run` returns one ToolResult or raises: ValueError for misuse, SandboxUnavailable when there is no host for it
-  and none comes within its deadline, CancelledError when its task is cancelled (which ends the call). Nothing that
-  guest code does raises.
-- Calls start in the order of `run`; a call's limits count from the start of its execution, so any number may wait. Only
+- Each `run` returns one ToolResult or raises: ValueError for misuse, SandboxUnavailable if no host for it is there or
+  comes within its deadline, CancelledError if its task is cancelled (which ends the call). Nothing that guest code does
+  makes it raise.
+- Calls start in the order of `run`. A call's limits count from the start of its execution, so any number may wait. Only
   the waiting calls themselves take memory: what hosts and sockets hold is bounded by the hosts' credits.
 - A host that is silent, loses its connection or sends an undecodable message is given up. Its calls are answered as
   lost or run elsewhere.
-- When the context is left, however it is left, the local host process and everything below it are gone. Also when this
-  process is killed. Hosts on other machines end the calls of a node that is gone.
-- Where the jail cannot be built, entering the context raises SandboxUnavailable; code never runs outside it unless
-  isolation="none" is spelled out, which says so at each start.
+- When the context is left, however it is left, the local host process and everything below it are gone. They are gone
+  too if this process is killed. Hosts on other machines end the calls of a node that is gone.
+- If the jail cannot be built, entering the context raises SandboxUnavailable. Code never runs outside of a jail unless
+  isolation="none" is spelled out; then a line on stderr warns at each start.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from sandbox.mailbox import Mailbox
 from sandbox.tiers import choose
 
 PING_S = 1.0
-QUEUED_PER_SLOT = 3  # calls held by a host per slot: enough that a slot never waits for the node's event loop
+QUEUED_PER_SLOT = 3  # calls that a host holds per slot: enough that a slot never waits for the node's event loop
 NOT_OPEN = "the sandbox is not open. Fix: use `async with Sandbox(...)`"
-LEVELS = ("none", "no-cgroup", "full")  # the weakest first; one that is not known here counts as weaker
+LEVELS = ("none", "no-cgroup", "full")  # the weakest first; an unknown level counts as weaker still
 LOST = wire.ToolResult(outcome="lost")
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Waiting:
-    """A call without an answer yet. result, error: what the answer will be if the Dispatcher says Deliver or Failed."""
+    """A call without an answer yet. result, error: the answer if the Dispatcher decides Deliver or Failed."""
 
     request: wire.RunRequest
     since: float
@@ -55,7 +55,8 @@ class _Waiting:
 
 
 class Sandbox:
-    """
+    """Runs Python in jails.
+
     >>> async with Sandbox(SandboxConfig(slots=4)) as box:
     ...     result = await box.run("print(input())", stdin="hello")
     >>> result.outcome, result.stdout
@@ -72,7 +73,7 @@ class Sandbox:
         self._outbox: dict[str, list[wire.RunRequest]] = {}
         self._peers: dict[str, Peer] = {}
         self._silent: dict[str, int] = {}  # our beats since a peer was heard; none pass while this process is stopped
-        self._served_until: dict[str, float] = {}  # tier -> when the last host of it left
+        self._served_until: dict[str, float] = {}  # tier -> when its last host left
         self._mailboxes: list[Mailbox] = []
         self._closed: SandboxUnavailable | None = SandboxUnavailable(NOT_OPEN)
 
@@ -125,11 +126,12 @@ class Sandbox:
         seed: int | None = None,
         tier: str | None = None,
     ) -> wire.ToolResult:
-        """Run `code` as a main program of its own, within `limits` or else the config's; see ToolResult.
+        """Runs `code` as a main program of its own, within `limits` or else the config's; see ToolResult.
 
-        display: code without output shows its last expression, as a notebook does. seed: of all random numbers that
-        Python draws: `random`, numpy, sympy, `os.urandom` and with it secrets, uuid4 and tempfile (not `os.getrandom`,
-        nor /dev/urandom); default: another for each call. tier: name of a tier; default: chosen by the code's imports.
+        display: code without output shows its last expression, as a notebook does.
+        seed: determines all random numbers that Python draws: `random`, numpy, sympy, `os.urandom` and with it secrets,
+        uuid4 and tempfile (not `os.getrandom`, nor /dev/urandom). By default each call has another one.
+        tier: name of a tier; by default the code's imports choose it.
         """
         request = wire.RunRequest(
             id=next(self._ids),
@@ -147,7 +149,7 @@ class Sandbox:
     def session(
         self, *, seed: int | None = None, limits: wire.Limits | None = None, tier: str | None = None
     ) -> Session:
-        """A new session, to be entered; `limits` and `tier` are those of each cell (default: the last tier)."""
+        """Returns a new session, to be entered. limits, tier: those of each cell (default: the last tier)."""
         if self._config.isolation == "none":
             raise ValueError("SandboxConfig.isolation must be 'nsjail' for sessions: without a jail there are none")
         tier = self._config.tiers[-1].name if tier is None else self._check_tier(tier)
@@ -197,7 +199,7 @@ class Sandbox:
         self._act(self._dispatcher.end_session(session))
 
     def _act(self, actions: list[Action]) -> None:
-        """Do what the Dispatcher decided. An answer that is done already was cancelled."""
+        """Does what the Dispatcher decided. A call whose answer is already done was cancelled."""
         for action in actions:
             match action:
                 case Send(host, call):
@@ -217,12 +219,12 @@ class Sandbox:
                     self._waiting[call].answer.set_exception(error)
 
     def _tell(self, host: str, message: wire.ToHost) -> None:
-        """Send after the flush that may still have to send the call which the message is about."""
+        """Sends after the flush, which may still have to send the call that the message is about."""
         peer = self._peers[host]
         self._loop.call_soon(peer.mailbox.send, message, peer.address)
 
     def _flush(self) -> None:
-        """Send what this tick of the loop produced."""
+        """Sends what this tick of the loop produced."""
         outbox, self._outbox = self._outbox, {}
         for host, calls in outbox.items():
             peer = self._peers.get(host)  # None: it left in this tick, with its calls
@@ -230,7 +232,7 @@ class Sandbox:
                 self._lose(peer)
 
     def _send(self, run: wire.Run, peer: Peer) -> bool:
-        """Send these calls; one that no message can hold (4 GiB of stdin) fails alone. False when the peer is gone."""
+        """Sends calls; one that no message can hold (4 GiB of stdin) fails alone. Returns False if the peer is gone."""
         try:
             message = wire.encode(run)
         except (TypeError, ValueError, OverflowError, MemoryError) as error:
@@ -323,7 +325,7 @@ class Sandbox:
             self._started.set_result(None)
 
     def _lose(self, peer: Peer) -> None:
-        """Give up a host, once."""
+        """Gives up a host; repeated calls change nothing."""
         if self._peers.pop(peer.name, None) is None:
             return
         del self._silent[peer.name]
@@ -337,14 +339,14 @@ class Sandbox:
         self.stats.level = min(levels, key=lambda level: LEVELS.index(level) if level in LEVELS else -1, default="")
 
     def _close(self, reason: SandboxUnavailable) -> None:
-        """Fail what waits, and what comes from now on, with `reason`."""
+        """Fails what waits, and what comes from now on, with `reason`."""
         self._closed = reason
         self._act(self._dispatcher.fail_all())
 
     async def _first_host(self) -> None:
-        """Until a host is there; SandboxUnavailable when the local one says that it cannot serve, or none comes."""
+        """Waits for a host. Raises SandboxUnavailable if the local one cannot serve, or none comes."""
         try:
-            # the local host has a deadline of its own, and the reason
+            # The local host has a deadline of its own, and gives the reason.
             async with asyncio.timeout(None if self._local_host else self._config.start_s):
                 await self._started
         except TimeoutError:
@@ -354,7 +356,7 @@ class Sandbox:
             ) from None
 
     async def _run_local_host(self, local_host: LocalHost) -> None:
-        """Keep a local host; when one cannot be started, close, or go on where others may come."""
+        """Keeps a local host; if one cannot be started, closes, or continues without it if others may come."""
         try:
             await local_host.run()
         except SandboxUnavailable as error:
@@ -366,7 +368,7 @@ class Sandbox:
                 self._close(error)
 
     async def _beat(self) -> None:
-        """Each second: ping the hosts, give up those that are silent or gone, fail calls for which no host came."""
+        """Each second, pings the hosts, gives up silent ones, and fails calls for which no host came."""
         while True:
             await asyncio.sleep(PING_S)
             for mailbox in self._mailboxes:
@@ -379,7 +381,7 @@ class Sandbox:
             self._fail_unserved(self._loop.time() - self._config.start_s)
 
     def _fail_unserved(self, since: float) -> None:
-        """Fail the calls that have waited since then for a host of their tier."""
+        """Fails the calls that have waited since then for a host of their tier."""
         for call, tier in self._dispatcher.unserved():
             waiting = self._waiting[call]
             if max(waiting.since, self._served_until.get(tier, 0.0)) < since:

@@ -1,13 +1,13 @@
 """`Session`: cells of Python that share one interpreter, as in a notebook.
 
 Invariants
-- Cells run one at a time, in the order of `run`. Each `run` returns one ToolResult, whose session_state is true, or
-  raises as Sandbox.run does.
-- A cell never runs on another state than the one left by the kept cells before it. When that state cannot be had, the
+- Cells run one at a time, in the order of `run`. Each `run` returns one ToolResult with a true session_state, or raises
+  as Sandbox.run does.
+- A cell never runs on another state than the one that the kept cells before it made. If that state cannot be had, the
   cell does not run and its result says "lost"; only the next one starts from empty.
-- Cells are replayed only when the state is gone from the host that held it, and never the whole log for each call.
-- The log is bounded (LOG_CELLS, LOG_BYTES). A session that outgrew it, or one of whose cells was interrupted with a
-  part of its effects done, cannot be replayed: it lives on where it is, with a fork snapshot before each cell.
+- Cells are replayed only if the state is gone from the host that held it; the log is never replayed for each call.
+- The log is bounded (LOG_CELLS, LOG_BYTES). A session that outgrew it, or one of whose cells was interrupted when a
+  part of its effects was done, cannot be replayed: it stays on its host, with a fork snapshot before each cell.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sandbox.config import SandboxUnavailable, Stats
 
 LOG_CELLS = 1000
 LOG_BYTES = 16 << 20
-BACKUP_S = 0.3  # replaying costs more CPU than this: a snapshot (some ms) before each cell is the cheaper insurance
-REBUILDS = 2  # times that a state is built before it is given up: once more than a host may die under it
-# ended by itself: the same effects again. An interrupted cell may have had any part of them
+BACKUP_S = 0.3  # if a replay costs more CPU than this, a snapshot (some ms) before each cell is cheaper insurance
+REBUILDS = 2  # how often a state is built before it is given up: once more than a host may die under it
+# Cells that ended by themselves have the same effects again; an interrupted one may have had any part of them.
 REPLAYABLE = ("ok", "error")
 
 SendCell = Callable[[wire.Cell, wire.SessionStep], Awaitable[wire.ToolResult]]
 
 
 class CellLog:
-    """What the state of a session was made of: the kept cells, how they ended and what they cost. Pure.
+    """The cells that made the state of a session, how they ended and what they cost. Pure.
 
     >>> log = CellLog()
     >>> log.add(wire.Cell(b"x = 1", b"", wire.Limits()), "ok", cpu_s=0.2)
@@ -52,7 +52,7 @@ class CellLog:
 
     @property
     def history(self) -> list[wire.Cell] | None:
-        """The cells that make the state; None when they do not."""
+        """The cells that rebuild the state; None if they cannot."""
         return list(self._cells) if self._replayable else None
 
     @property
@@ -73,7 +73,7 @@ class CellLog:
 
 
 class Session:
-    """Made by `Sandbox.session`.
+    """Runs cells on one state; `Sandbox.session` makes it.
 
     >>> async with box.session() as session:
     ...     await session.run("x = 20")
@@ -85,7 +85,7 @@ class Session:
     def __init__(
         self, send: SendCell, end: Callable[[bytes], None], *, id: bytes, limits: wire.Limits, stats: Stats
     ) -> None:
-        """`send` gives a cell to a host and returns its answer; `end` tells that the session is over."""
+        """send: gives a cell to a host and returns its answer. end: is told that the session is over."""
         self._send, self._end, self._id, self._limits, self._stats = send, end, id, limits, stats
         self._log = CellLog()
         self._built = False  # whether some host may hold the state
@@ -101,10 +101,10 @@ class Session:
         self._end(self._id)
 
     async def run(self, code: str, stdin: str = "", limits: wire.Limits | None = None) -> wire.ToolResult:
-        """Run `code` on the state of the cells before it; without output it shows its last expression. See ToolResult.
+        """Runs `code` on the state of the cells before it; without output it shows its last expression. See ToolResult.
 
-        Of limits on memory, processes and files no cell gets more than the first one had; cpu_s does not end a cell.
-        A cell whose task is cancelled is ended; its effects are undone at the next cell.
+        No cell gets higher limits on memory, processes and files than the first one had; cpu_s does not end a cell. A
+        cell whose task is cancelled is ended; its effects are undone at the next cell.
         """
         limits = wire.check_limits(limits, self._limits)
         cell = wire.Cell(wire.encode_code(code), wire.encode_stdin(stdin), limits)
@@ -136,7 +136,7 @@ class Session:
         return result
 
     async def _build(self, cell: wire.Cell) -> wire.ToolResult:
-        """Run the cell on a state built anew; "lost" when there is no way to build it."""
+        """Runs the cell on a rebuilt state; the result is "lost" if the state cannot be rebuilt."""
         history = self._log.history
         result = wire.ToolResult(outcome="lost")
         for _ in range(REBUILDS if history is not None else 0):
@@ -146,7 +146,7 @@ class Session:
         return result
 
     async def _settle(self, cell: wire.Cell, result: wire.ToolResult, *, rebuilt: bool) -> wire.ToolResult:
-        """Bring the log up to date with the cell's result, see that the state is there, and say how it is."""
+        """Logs the cell's result, rebuilds the state if it is gone, and returns the result with the session's state."""
         state: wire.SessionState = "kept"
         if result.outcome == "lost":
             state = "lost"
@@ -154,9 +154,9 @@ class Session:
             self._log.add(cell, result.outcome, result.cpu_s)
             state = "restored" if rebuilt else "kept"
         elif result.session_state == "restored":
-            state = "restored"  # the host went back to its snapshot
+            state = "restored"  # the host returned to its snapshot
         elif self._log.number == 0:
-            self._built, state = False, "restored"  # to empty, as before it
+            self._built, state = False, "restored"  # it is empty again, as before this cell
         else:
             nothing = wire.Cell(b"", b"", cell.limits)
             rebuild = await self._build(nothing)

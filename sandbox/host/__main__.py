@@ -1,4 +1,4 @@
-"""A node's own host, a child of it: `python -m sandbox.host CONFIG`, a HostConfig as JSON (client/local_host.py)."""
+"""Runs a node's own host, its child: `python -m sandbox.host CONFIG`, a HostConfig as JSON (client/local_host.py)."""
 
 import sys
 

@@ -1,11 +1,11 @@
 """Control groups of a sandbox host: memory and processes of each slot, version 1 and 2.
 
 Invariants
-- Each slot has a group of its own, set once and from outside; nothing in the jail can see or reach it.
+- Each slot has a group of its own, set from outside; nothing in the jail can see or reach it.
 - What runs in a slot is bounded as a whole: all processes, files on its tmpfs and kernel memory together, without swap.
   A process that needs more dies alone: the kernel kills one process of the group, not all of it.
-- Groups are used only if a trial could put a process into one under limits; otherwise one line says why not.
-- When the host is gone, however it ended, the janitor kills what is left in its groups, only that, and removes them.
+- Groups are used only if a trial could put a process into one under limits; otherwise one line tells why not.
+- When the host is gone, however it ended, the janitor kills what still runs in its groups, only that, and removes them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ROUNDS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Files:
-    """Names of a version's files."""
+    """Names of the files of one version."""
 
     memory_max: str
     memory_current: str
     events: str
-    swap: str  # "0" here: none, for the groups below too
+    swap: str  # "0" here means none, for the groups below too
 
 
 V1 = Files(
@@ -46,7 +46,7 @@ HAND_DOWN = "+memory +pids"
 
 
 class Cgroup:
-    """The group of one slot: `folders` are the memory and the pids folder (the same one in version 2)."""
+    """The group of one slot. folders: the memory and the pids folder, which are the same in version 2."""
 
     def __init__(self, files: Files, folders: list[Path], pid: int) -> None:
         self._files, self._folders = files, folders
@@ -61,7 +61,7 @@ class Cgroup:
         self._kills = self._oom_kills()
 
     def limit(self, memory_bytes: int, processes: int) -> None:
-        """Set the limits, unless they are set already."""
+        """Sets the limits, unless they are set already."""
         if self._limits != (memory_bytes, processes):
             (self._folders[0] / self._files.memory_max).write_text(str(memory_bytes))
             (self._folders[-1] / "pids.max").write_text(str(processes))
@@ -74,23 +74,23 @@ class Cgroup:
         return 0  # the group is gone
 
     def oom_struck(self) -> bool:
-        """Whether the kernel killed for memory in this group since the last look."""
+        """Whether the kernel killed for memory in this group since the last call."""
         before, self._kills = self._kills, self._oom_kills()
         return self._kills > before
 
     def _oom_kills(self) -> int:
         with contextlib.suppress(OSError):  # the group is gone
-            # done in each call, where a Path would take twice as long
+            # Each call does this, and a Path would take twice as long.
             fd = os.open(f"{self._folders[0]}/{self._files.events}", os.O_RDONLY)
             try:
-                words = os.read(fd, 4096).split()
+                fields = os.read(fd, 4096).split()
             finally:
                 os.close(fd)
-            return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
+            return int(fields[fields.index(b"oom_kill") + 1]) if b"oom_kill" in fields else 0
         return 0
 
     def remove(self) -> bool:
-        """Remove it if its processes are gone; whether nothing of it is left."""
+        """Removes the group if its processes are gone; returns whether nothing of it remains."""
         for folder in set(self._folders):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -105,13 +105,14 @@ class Cgroups:
         self._files = files
         for parent in parents:
             sweep(parent)
-        # random: hosts of two containers may have the same process number, and the janitor kills what it finds here
+        # Random, since hosts of two containers may have the same process number, and the janitor kills what it finds
+        # here.
         name = f"rocstar-{os.getpid()}-{secrets.token_hex(4)}"
         self.folders = [parent / name for parent in parents]
         try:
             for folder in self.folders:
                 folder.mkdir()
-            if (swap := self.folders[0] / files.swap).exists():  # not where the kernel knows no swap
+            if (swap := self.folders[0] / files.swap).exists():  # missing if the kernel has no swap
                 swap.write_text("0")
             if files is V2:
                 (self.folders[0] / "cgroup.subtree_control").write_text(HAND_DOWN)
@@ -122,16 +123,16 @@ class Cgroups:
         self._keep_clean()
 
     def add(self, name: str, pid: int) -> Cgroup:
-        """A group with this process in it."""
+        """Returns a group with this process in it."""
         return Cgroup(self._files, [folder / name for folder in self.folders], pid)
 
     def close(self) -> None:
-        """Have the janitor clean up now, and wait for it."""
+        """Lets the janitor clean up now, and waits for it."""
         os.close(self._janitor_waits)
         os.waitpid(self._janitor, 0)
 
     def _try(self) -> None:
-        """Put a process under limits: making the folders may be allowed where this is not."""
+        """Puts a process under limits, since making the folders may be allowed where that is not."""
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
@@ -150,7 +151,7 @@ class Cgroups:
         group.remove()
 
     def _keep_clean(self) -> None:
-        """Fork the janitor: it waits for the end of this process and then removes what is left."""
+        """Forks the janitor, which waits for the end of this process and then removes what remains."""
         ours, self._janitor_waits = os.pipe()
         self._janitor = os.fork()
         if self._janitor:
@@ -171,7 +172,7 @@ class Cgroups:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what is empty of hosts that are gone together with their janitors."""
+    """Removes the empty folders of hosts that are gone together with their janitors."""
     for folder in parent.glob("rocstar-*"):
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not Path("/proc", pid).exists():
@@ -181,7 +182,7 @@ def sweep(parent: Path) -> None:
 
 
 def clean(folders: list[Path], remove_s: float = REMOVE_S) -> None:
-    """Kill what is in these groups and below, and remove them."""
+    """Kills what runs in these groups and below, and removes them."""
     for _ in range(int(remove_s / TRY_S)):
         for folder in folders:
             for group in [*folder.glob("*/"), folder]:
@@ -194,7 +195,7 @@ def clean(folders: list[Path], remove_s: float = REMOVE_S) -> None:
 
 
 def _kill(group: Path) -> None:
-    """Kill the processes of a group, and no other one that has got the number of one that is gone."""
+    """Kills the processes of a group, and no other process that has got the number of a dead one."""
     processes = {}
     for pid in _processes(group):
         with contextlib.suppress(OSError):
@@ -212,16 +213,16 @@ def _processes(group: Path) -> list[int]:
 
 
 def open_groups() -> Cgroups | str:
-    """This host's groups, or one line: why there are none, and what to do about it."""
+    """Returns this host's groups, or one line: why there are none, and what to do about it."""
     causes = []
     for version, find in ((1, _v1), (2, _v2)):
         try:
-            found = find()
+            groups = find()
         except OSError as error:
-            found = f"{error.strerror}: {error.filename or 'moving a process into a group'}"
-        if isinstance(found, Cgroups):
-            return found
-        causes.append(f"version {version}: {found}")
+            groups = f"{error.strerror}: {error.filename or 'moving a process into a group'}"
+        if isinstance(groups, Cgroups):
+            return groups
+        causes.append(f"version {version}: {groups}")
     fix = (
         "run as root, or give this user a group with memory and pids (systemd-run --user --scope -p Delegate=yes ...), "
         "in a container mount /sys/fs/cgroup writable"
@@ -237,14 +238,14 @@ def _v1() -> Cgroups | str:
 
 
 def _v2() -> Cgroups | str:
-    """Beside our own group if that is allowed; else inside it, after moving the processes in it out of the way."""
+    """Makes groups beside our own group if that is allowed; else inside it, after moving its processes away."""
     own = own_group("")
     if own is None:
         return "not mounted"
     given = (own / "cgroup.controllers").read_text().split()
     if not CONTROLLERS.issubset(given):
         return f"{own} is given no memory and pids controllers"
-    if (own.parent / "cgroup.procs").exists():  # else it is the topmost one that can be seen
+    if (own.parent / "cgroup.procs").exists():  # otherwise it is the topmost group that can be seen
         with contextlib.suppress(OSError):
             return Cgroups(V2, [own.parent])
     hand_down = own / "cgroup.subtree_control"
@@ -259,11 +260,11 @@ def _v2() -> Cgroups | str:
 
 
 def _make_room(group: Path) -> None:
-    """Move the processes of a group that is ours into one below it: where processes are, nothing is handed down.
+    """Moves the processes of our own group into one below it, since a group with processes hands nothing down.
 
-    This is what container engines do. The new group stays, as the processes do.
+    Container engines do the same. The new group stays, as the processes do.
     """
-    rest = group / "rocstar_rest"  # not rocstar-*: it is not ours to remove
+    rest = group / "rocstar_rest"  # not rocstar-*, so that it is not ours to remove
     rest.mkdir(exist_ok=True)
     try:
         for _ in range(ROUNDS):  # they may be forking meanwhile
@@ -277,7 +278,7 @@ def _make_room(group: Path) -> None:
 
 
 def own_group(controller: str, proc: Path = Path("/proc/self")) -> Path | None:
-    """Folder of this process's own group in the hierarchy of a controller of version 1, or of version 2 ("")."""
+    """Returns the folder of this process's own group for a controller of version 1, or for version 2 ("")."""
     paths = {}
     for line in (proc / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

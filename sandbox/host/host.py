@@ -3,7 +3,7 @@
 Invariants
 - Every call is answered once, to the node that sent it. It is not answered if that node is gone or the host ends; the
   node then runs it elsewhere. An answer never reaches another node, although its calls may have the same ids.
-- A node's own host, a child of it, ends with the node: at the end of its stdin, or when the node dies.
+- A node's own host, which is its child, ends with the node: at the end of its stdin, or when the node dies.
 - Any other host survives its node. If it hears no ping for silence_s, it drops the node's calls and sessions and says
   hello on a new connection until a node answers. If the node restarted, or sent an undecodable message, it does so at
   once; the node resubmits the calls.
@@ -40,12 +40,12 @@ from sandbox.require import positive, require_fields
 from sandbox.tiers import TIERS, Tier, read_tier
 
 ALIVE_S = 1.0
-FDS = 1 << 14  # one for each slot and session, and some; common is a soft limit of 1024
+FDS = 1 << 14  # one for each slot and session, and some more; a soft limit of 1024 is common
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """Where the node is. `silence_s` None: its end is noticed in another way."""
+    """Where the node is. silence_s: None if its end is noticed in another way."""
 
     address: str
     keys: keys.HostKeys | None
@@ -53,14 +53,14 @@ class Node:
 
 
 class Host:
-    """Serves one pool to one node after the other, from `serve` until the pool stops."""
+    """Serves one pool to one node after another, from `serve` until the pool stops."""
 
     def __init__(self, node: Node, slots: int, tiers: tuple[Tier, ...], make_pool: Callable[..., Pool]) -> None:
-        """`make_pool(answer=...)` gives the pool."""
+        """make_pool: `make_pool(answer=...)` returns the pool."""
         self._node = node
         self._hello = wire.Hello(slots, "", [tier.name for tier in tiers])
         self._loop = asyncio.get_running_loop()
-        # the pool needs ids of its own: two nodes, or two attempts at one call, may use the same one
+        # The pool needs ids of its own: two nodes, or two attempts at one call, may use the same one.
         self._pool_ids = itertools.count()
         self._node_ids: dict[int, int] = {}  # the pool's id of an unanswered call -> the node's
         self._sessions: set[bytes] = set()
@@ -70,7 +70,7 @@ class Host:
         self._connect()
 
     async def serve(self) -> str | None:
-        """Answer calls until the node leaves or the pool ends. Why it could not, if so."""
+        """Answers calls until the node leaves or the pool ends; returns the cause if it could not."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._pool.stop)
         self._loop.set_exception_handler(self._bug)
@@ -87,13 +87,13 @@ class Host:
         return self._broken
 
     def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An error in a callback may have cost an answer: end, so that the node tries elsewhere what is open here."""
+        """Ends the host after an error in a callback, which may have cost an answer: the node retries elsewhere."""
         loop.default_exception_handler(context)
         self._broken = "an error of our own, see above"
         self._pool.stop()
 
     def stop_at_end_of(self, fd: int) -> None:
-        """End when `fd`, on which nothing is sent, comes to its end."""
+        """Ends the host at the end of `fd`, on which nothing is sent."""
 
         def ended() -> None:
             self._loop.remove_reader(fd)
@@ -108,13 +108,13 @@ class Host:
         try:
             self._mailbox.connect(self._node.address)
         except zmq.ZMQError:
-            self._mailbox.close()  # what collects an open one waits without end
+            self._mailbox.close()  # collecting an open mailbox would wait without end
             raise
         self._silent = 0  # our beats since the node was heard; none pass while this process is stopped
         self._greeted = False
 
     async def _beat(self) -> None:
-        """Say hello once the pool is ready; then each second that this process is alive, and hear that the node is."""
+        """Says hello once the pool is ready, then each second that it is alive; misses a node that is gone."""
         await self._pool.ready.wait()
         self._hello = msgspec.structs.replace(self._hello, level=self._pool.level)
         self._mailbox.send(self._hello)
@@ -131,7 +131,7 @@ class Host:
             self._mailbox.send(wire.Alive())
 
     def _forget_node(self, state: str) -> None:
-        """End all that the node had here, and say hello on a new connection, on which nothing of it is left."""
+        """Ends all that the node had here, and says hello on a new connection, which has nothing of it."""
         print(f"sandbox.host: node {self._node.address} {state}", file=sys.stderr, flush=True)
         open_calls = list(self._node_ids)
         self._node_ids.clear()  # before the pool answers
@@ -154,7 +154,7 @@ class Host:
         match message:
             case wire.Ping():
                 self._greeted = True
-            case wire.Reconnect() if self._greeted:  # else our hello was turned away, or is on its way
+            case wire.Reconnect() if self._greeted:  # otherwise our hello was turned away, or is on its way
                 self._forget_node("does not know this host any more: its calls and sessions are ended, reconnecting")
             case wire.Run(calls):
                 for call in calls:
@@ -184,7 +184,7 @@ class Host:
         self._results.append(wire.CallResult(node_id, result))
 
     def _flush(self) -> None:
-        """Send what this tick of the loop produced."""
+        """Sends what this tick of the loop produced."""
         results, self._results = self._results, []
         for first in range(0, len(results), wire.BATCH):
             self._mailbox.send(wire.Results(results[first : first + wire.BATCH]))
@@ -199,21 +199,21 @@ class HostConfig:
     slots: int = field(default_factory=lambda: 4 * (os.cpu_count() or 1))
     """Calls that run at once."""
     tiers: str = ""
-    """What each warmed interpreter imports, "NAME=MODULE,MODULE? NAME=MODULE", with a question mark where it need not
-    be installed; empty: those of sandbox/tiers.py.
+    """What each warmed interpreter imports: "NAME=MODULE,MODULE? NAME=MODULE", with a question mark for a module that
+    need not be installed. Empty: the tiers of sandbox/tiers.py.
     """
     session_memory_bytes: float = 4 << 30
-    """Memory of all sessions, beyond which idle ones end."""
+    """Memory of all sessions; beyond it idle ones end."""
     recycle_calls: int = RECYCLE_CALLS
     """Calls after which a jail is replaced."""
     silence_s: float = 15.0
-    """A node that was not heard of for so long is gone."""
+    """A node that was not heard for this long is gone."""
     nsjail: str | None = None
     """Path of the nsjail executable."""
     python: str | None = None
     """Path of the Python that runs guest code; see SandboxConfig.python."""
     isolation: Literal["nsjail", "none"] = "nsjail"
-    """"none" runs code with all rights of this user."""
+    """^"nsjail", or "none", which runs code with all rights of this user."""
 
     def __post_init__(self) -> None:
         if "://" not in self.connect:
@@ -226,12 +226,12 @@ class HostConfig:
         self.read_tiers()
 
     def read_tiers(self) -> tuple[Tier, ...]:
-        """Raises ValueError."""
+        """Returns the tiers. Raises ValueError."""
         return tuple(map(read_tier, self.tiers.split())) or TIERS
 
 
 async def serve(config: HostConfig, *, is_child: bool = False) -> int | str | None:
-    """Serves until it is told to leave. Returns what to exit with."""
+    """Serves until it is told to leave; returns what to exit with."""
     node = Node(
         address=config.connect,
         keys=None if config.keys is None else keys.load_host(config.keys),
@@ -240,7 +240,7 @@ async def serve(config: HostConfig, *, is_child: bool = False) -> int | str | No
     tiers = config.read_tiers()
     refusal: str | None
     try:
-        # before ZeroMQ: namespaces want a single thread
+        # before ZeroMQ, since namespaces need a single thread
         template = jail.build(config.nsjail, config.python, tiers, config.isolation)
     except jail.JailUnavailable as error:
         refusal = str(error)
@@ -278,9 +278,9 @@ async def serve(config: HostConfig, *, is_child: bool = False) -> int | str | No
 
 
 def run(config: HostConfig, *, is_child: bool = False) -> int | str | None:
-    """Serves as this process, whose standard input is a pipe that the node holds where it is a child of it.
+    """Serves as this process; returns what to exit with.
 
-    Returns what to exit with.
+    is_child: this process is a child of its node, which holds the other end of its standard input.
     """
     if config.isolation == "none" and not is_child:  # for a child the node has printed it
         print(NO_JAIL, file=sys.stderr, flush=True)
@@ -288,17 +288,17 @@ def run(config: HostConfig, *, is_child: bool = False) -> int | str | None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may ignore it, and then no child could be waited for
     while (
         null := os.open(os.devnull, os.O_RDWR)
-    ) <= 2:  # a standard stream is closed: a file that we open would take its place
+    ) <= 2:  # a standard stream is closed, and a file that we open would take its place
         pass
     os.close(null)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FDS)), hard))
-    # guest code inherits this. At 0 the kernel still pipes a crashed process to the machine's core handler, as root
+    # Guest code inherits this. At 0 the kernel still pipes a crashed process to the machine's core handler, as root
     # (core(5)); at 1 it does not. Nothing in the jail can change it (policy.kafel).
     guest.limit(resource.RLIMIT_CORE, 1, 1)
     if is_child:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         return uvloop.run(serve(config, is_child=is_child))
-    except (keys.KeysUnusable, zmq.ZMQError) as error:  # the second: an address that cannot be
+    except (keys.KeysUnusable, zmq.ZMQError) as error:  # ZMQError: an impossible address
         return f"sandbox.host: {error}"

@@ -1,8 +1,8 @@
-"""The Python that guest code runs in, and what it has: asked once, in a process of its own, when a host starts.
+"""The Python that guest code runs in: it is asked once, in a process of its own, when a host starts.
 
 Invariants
-- The installed packages of the node, and the node's own code, are no part of it, unless its environment was given.
-- One that cannot run guest code raises InterpreterUnusable: its path, the cause and what to do, in one line.
+- The node's installed packages and its own code are no part of it, unless the node's environment was given.
+- A Python that cannot run guest code raises InterpreterUnusable: its path, the cause and what to do, in one line.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from sandbox.tiers import Tier
 
 OLDEST, NEWEST_TESTED = (3, 11), (3, 13)
-ANSWER_S = 30.0  # of a machine that is very busy; else 50 ms
+ANSWER_S = 30.0  # on a very busy machine; usually it takes 50 ms
 FIX = "set SandboxConfig.python (or python=) to a CPython from 3.11 on, best of a virtual environment of its own"
 # Runs in the interpreter that is asked, whatever its version; the last line that it prints is the answer. A `.pth` file
-# may add any folder of the machine to sys.path: only those that hold installed packages are taken.
+# may add any folder of the machine to sys.path, so only folders with installed packages are taken.
 PROBE = """
 import json, os, platform, site, sys, sysconfig
 variables = {"installed_base": sys.base_prefix, "base": sys.base_prefix, "platbase": sys.base_exec_prefix}
@@ -44,15 +44,19 @@ print("\\n" + json.dumps({
 
 
 class InterpreterUnusable(Exception):
-    """Guest code cannot run in it; the message names its path, the cause and what to do, in one line."""
+    """A Python cannot run guest code; the message has its path, the cause and what to do, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """One Python. executable: what guest code finds as sys.executable. binary: the file that runs; of a virtual
-    environment that of the Python it was made of. settings: pyvenv.cfg of the environment, None outside of one.
-    library: libpython, where it is a file of its own. stdlib, packages: folders. modules: the top-level names that were
-    asked for and are there.
+    """One Python.
+
+    executable: what guest code sees as sys.executable.
+    binary: the file that runs; for a virtual environment, that of the Python it was made with.
+    settings: pyvenv.cfg of the environment; None outside of one.
+    library: libpython, if it is a file of its own.
+    stdlib, packages: folders.
+    modules: the top-level names that were asked for and exist.
     """
 
     executable: Path
@@ -65,7 +69,7 @@ class Interpreter:
     modules: frozenset[str]
 
     def resolve(self, tier: Tier) -> Tier:
-        """The tier with what it preloads here, all of it required. InterpreterUnusable if a required one is missing."""
+        """Returns the tier with what it preloads here. Raises InterpreterUnusable if a required module is missing."""
         for name in tier.preload:
             if _top(name) not in self.modules:
                 raise InterpreterUnusable(
@@ -77,26 +81,24 @@ class Interpreter:
 
 
 def default() -> str | None:
-    """The guest environment beside the node's own: ENV-guest/bin/python for a node that runs in ENV; None: there is
-    none.
-    """
+    """Returns ENV-guest/bin/python for a node that runs in the environment ENV; None if there is none."""
     folder = Path(f"{sys.prefix}-guest")
     return str(folder / "bin" / "python") if folder.is_dir() else None
 
 
 def make_guest() -> str:
-    """Returns the command, for the folder of the checkout, that makes the guest environment or completes it."""
+    """Returns the command, to be run in the checkout, that makes the guest environment or completes it."""
     folder = f"{sys.prefix}-guest"
     return f"python3 -m venv {folder} && {folder}/bin/pip install --no-deps -r requirements/guest.lock"
 
 
 def find(given: str | None, tiers: Sequence[Tier]) -> Interpreter:
-    """Ask the Python at the path `given`, else the default; else this process's own, without installed packages."""
+    """Asks the Python at the path `given`, else the default; else this process's own, without installed packages."""
     names = {_top(name) for tier in tiers for name in (*tier.preload, *tier.optional)}
     path = given or default()
     if path is not None:
         return _ask([path, "-I"], sorted(names))
-    # -S: with nothing that is installed
+    # -S: without anything that is installed
     return _ask([getattr(sys, "_base_executable", sys.executable), "-I", "-S"], sorted(names))
 
 
@@ -123,7 +125,7 @@ def _ask(command: list[str], names: list[str]) -> Interpreter:
         kind = "a CPython without its global lock" if answer["lock_free"] else answer["kind"]
         raise InterpreterUnusable(f"the Python at {path} is {kind} {'.'.join(map(str, version))}. Fix: {FIX}")
     return Interpreter(
-        # in a virtual environment the name by which Python is called says where the packages are
+        # In a virtual environment Python finds its packages by the name under which it is called.
         executable=Path(answer["executable" if answer["settings"] else "binary"]),
         binary=Path(answer["binary"]),
         version=version,

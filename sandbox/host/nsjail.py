@@ -2,11 +2,11 @@
 
 Invariants
 - Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however it ends.
-- The tree holds read-only the guest's interpreter, its standard library and its installed packages, system libraries
-  and four device files. No package of the node's, no /proc, /sys, /etc, no home, no sockets.
-- Jail ids map to ids nobody uses, or to the caller's one id unless that is root: a jail never maps to root on the
+- The tree holds, read-only, the guest's interpreter, its standard library and its installed packages, system libraries
+  and four device files. It has no package of the node, no /proc, /sys, /etc, no home, no sockets.
+- Jail ids map to ids that nobody uses, or to the caller's one id unless that is root: a jail never maps to root on the
   machine.
-- What is missing raises JailUnavailable with one line: "cause. Fix: what to do". Nothing weaker is tried in its place.
+- If something is missing, JailUnavailable is raised with one line: "cause. Fix: what to do". Nothing weaker is tried.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LIBRARIES = ("/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 SYSTEM_STDLIB = ("/usr/lib/python3",)  # where Debian has the packages of all its Pythons
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-INSIDE = Path(__file__).parent.parent / "inside"  # what runs in the jail: standard library only
-BOOT = (  # without the __init__ of `sandbox`, which needs more than the standard library
+INSIDE = Path(__file__).parent.parent / "inside"  # the code that runs in the jail, which uses the standard library only
+BOOT = (  # runs without the __init__ of `sandbox`, which needs more than the standard library
     "import sys, types; sys.path += {packages!r}; sys.executable = {executable!r}; "
     "sys.modules['sandbox'] = sandbox = types.ModuleType('sandbox'); "
     "sandbox.__path__ = [{ours!r}]; from sandbox.inside.zygote import main; main()"
@@ -64,9 +64,11 @@ class JailUnavailable(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JailTemplate:
-    """What the jails of a host share: `command` starts one. tiers: with what each preloads here.
+    """What the jails of a host share; `command` starts one.
 
-    groups: control groups for the slots, or why there are none. Without a tree there is no jail: isolation "none".
+    tiers: with what each preloads here.
+    groups: control groups for the slots, or why there are none.
+    tree: None if there is no jail (isolation "none").
     """
 
     python: Interpreter
@@ -88,12 +90,12 @@ class JailTemplate:
         return "full" if isinstance(self.groups, Cgroups) else "no-cgroup"
 
     def close(self) -> None:
-        """Remove what the machine would keep: the control groups."""
+        """Removes what the machine would keep: the control groups."""
         if isinstance(self.groups, Cgroups):
             self.groups.close()
 
     def command(self, control_fd: int, proc_fd: int, preload: tuple[str, ...]) -> list[str]:
-        """Start a zygote with its control socket at `control_fd` and the machine's /proc open at `proc_fd`."""
+        """Returns the command of a zygote; its control socket is `control_fd`, the machine's /proc is `proc_fd`."""
         jailed = self.tree is not None
         ours = OURS if jailed else Path(__file__).parent.parent.parent
         ids = "none" if not jailed else "single-id" if self.first_id is None else "own-id"
@@ -112,29 +114,29 @@ class JailTemplate:
 
 
 def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str) -> JailTemplate:
-    """Enter namespaces of our own and stage the tree: once, while the process has a single thread.
+    """Enters namespaces of our own and builds the tree: once, while the process has a single thread.
 
-    `nsjail`, `python`: paths of executables, None for the default.
+    nsjail, python: paths of executables; None for the default. Raises JailUnavailable.
     """
     try:
-        found = interpreter.find(python, tiers)
-        resolved = tuple(map(found.resolve, tiers))
+        guest = interpreter.find(python, tiers)
+        resolved = tuple(map(guest.resolve, tiers))
     except interpreter.InterpreterUnusable as error:
         raise JailUnavailable(str(error)) from error
     if isolation == "none":
-        return JailTemplate(python=found, tiers=resolved)
+        return JailTemplate(python=guest, tiers=resolved)
     binary = find_nsjail(nsjail)
     groups = open_groups()  # before the namespaces, in which this user may own nothing
     first_id = _enter_namespaces()
     try:
-        tree = _build_tree(found)
+        tree = _build_tree(guest)
     except OSError as error:
         raise JailUnavailable(f"cannot stage the jail's files ({error}). Fix: {namespaces_fix()}") from error
-    return JailTemplate(python=found, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
+    return JailTemplate(python=guest, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
 
 
 def explain(log: str) -> str:
-    """One line from the log of nsjail and the zygote: "cause. Fix: what to do"."""
+    """Returns one line about the log of nsjail and the zygote: "cause. Fix: what to do"."""
     lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in log.splitlines()]
     for line in lines:
         if line.startswith(CANNOT_PRELOAD):
@@ -144,7 +146,7 @@ def explain(log: str) -> str:
 
 
 def namespaces_fix() -> str:
-    """What to change where namespaces or mounts are refused, by what most likely refuses them."""
+    """Returns what to change if namespaces or mounts are refused, by what most likely refuses them."""
     for name, refuses, unless_root in (
         ("user/max_user_namespaces", "0", False),
         ("kernel/unprivileged_userns_clone", "0", True),
@@ -174,7 +176,7 @@ def find_nsjail(given: str | None) -> str:
 
 
 def _enter_namespaces() -> int | None:
-    """Enter an own mount namespace, if need be an own user namespace too. The first free id, None for a single id."""
+    """Enters an own mount namespace, and if need be a user namespace; returns the first free id, None for one id."""
     first_id, is_root = _free_ids(), outside_id(os.geteuid()) == 0
     try:
         try:
@@ -190,10 +192,10 @@ def _enter_namespaces() -> int | None:
 
 
 def _enter_user_namespace(first_id: int | None, is_root: bool) -> int | None:
-    """With the ids from `first_id` if this process may use them (then that is the result), else with its own one."""
+    """Enters a user namespace with the ids from `first_id` if allowed (and returns that), else with its own id."""
     uid, gid = os.geteuid(), os.getegid()
     entered, theirs = os.pipe()
-    mapper = os.fork()  # more ids than one can only be mapped from outside
+    mapper = os.fork()  # more than one id can only be mapped from outside
     if mapper == 0:
         try:
             os.close(theirs)
@@ -221,13 +223,13 @@ def _enter_user_namespace(first_id: int | None, is_root: bool) -> int | None:
 
 
 def _id_map() -> list[tuple[int, int, int]]:
-    """Of this process's user namespace: first id, the same id outside, count."""
+    """Returns (first id, the same id outside, count) for each range of this process's user namespace."""
     lines = Path("/proc/self/uid_map").read_text().splitlines()
     return [(first, outside, count) for first, outside, count in (map(int, line.split()) for line in lines)]
 
 
 def outside_id(uid: int) -> int | None:
-    """What an id of this process's user namespace is outside of it."""
+    """Returns the id outside this process's user namespace; None if it is not mapped."""
     return next((outside + uid - first for first, outside, count in _id_map() if 0 <= uid - first < count), None)
 
 
@@ -235,13 +237,13 @@ def _free_ids() -> int | None:
     for first, _, count in _id_map():
         if first <= UNUSED_ID and first + count >= UNUSED_ID + ID_COUNT:
             return UNUSED_ID
-        if count >= 8 * ID_COUNT:  # a container's own range: its upper end
+        if count >= 8 * ID_COUNT:  # a container's own range: take its upper end
             return first + count - ID_COUNT
     return None
 
 
 def _build_tree(python: Interpreter) -> Path:
-    """Build the jail's root on a private tmpfs that any mapped id can traverse, and return its path."""
+    """Builds the jail's root on a private tmpfs that any mapped id can traverse; returns its path."""
     os.umask(0o022)  # the ids of the jail must be able to traverse the tree; guest code inherits it
     mount_point = next(path for path in MOUNT_POINTS if path.is_dir())
     of_python = [python.binary, python.library, python.settings, *python.stdlib, *python.packages]
@@ -250,11 +252,11 @@ def _build_tree(python: Interpreter) -> Path:
     links = {path: os.readlink(path) for path in sources if path.is_symlink()}
     if python.executable != python.binary:
         links[python.executable] = str(_path_in_jail(python.binary))
-    # a flag here would be locked when nsjail remounts the tree
+    # A flag here would be locked when nsjail remounts the tree.
     linux.mount("tmpfs", str(mount_point), "tmpfs", 0, "mode=0755")
     own = mount_point / ("user" if mount_point.name == "run" else "") / str(os.geteuid())
     own.mkdir(parents=True)
-    own.chmod(0o777)  # nsjail's mount points; seen by nobody outside this mount namespace
+    own.chmod(0o777)  # nsjail's mount points; nobody outside this mount namespace sees them
     tree = mount_point / "tree"
     nothing = mount_point / "nothing"
     for folder in (tree / "tmp", tree / "dev", tree / "usr", nothing):
@@ -285,7 +287,7 @@ def _build_tree(python: Interpreter) -> Path:
 
 
 def _path_in_jail(path: Path) -> Path:
-    """Where a file of the machine is in the jail: in the same place, unless a call's file system would hide it."""
+    """Returns the place of a file in the jail: the same path, unless a call's file system would hide it."""
     return ELSEWHERE / path.relative_to(HOME) if path.is_relative_to(HOME) else path
 
 
@@ -304,6 +306,6 @@ def _bind(fd: int, path: Path, target: Path) -> None:
 
 
 def _hidden(python: Interpreter) -> list[Path]:
-    """Folders of installed packages that are not the guest's: the node's, and those within a standard library."""
+    """Returns folders of packages that are not the guest's: the node's, and those within a standard library."""
     within = [folder / name for folder in (*python.stdlib, *map(Path, SYSTEM_STDLIB)) for name in PACKAGE_FOLDERS]
     return sorted({*within, *map(Path, site.getsitepackages())} - set(python.packages))

@@ -1,16 +1,16 @@
-"""The pool of a host: runs calls in the slots of its jails, one jail a tier, and keeps sessions.
+"""The pool of a host: runs calls in the slots of its jails, one jail for each tier, and keeps sessions.
 
 Invariants
-- Every call submitted is answered once: with the kernel's verdict, or as "lost" when its slot or jail died under it or
-  could not start. Those that are open when `run` ends are not answered.
-- At most `slots` calls run at once. Calls of a tier start in the order of `submit`, cells of a session too.
-- A cell runs only on the state that it expects: a session that is not here at that state is answered "lost".
-- A tier's jail starts at the first call that needs it, the first tier's at the start; one that ends is started again by
-  the next call. One that fails some times in a row is not tried again for PAUSE_S.
-- A jail that has served `recycle_calls` is replaced, so that no zygote's address layout serves for ever; its sessions
+- Every submitted call is answered once: with the kernel's verdict, or as "lost" if its slot or jail died under it or
+  could not start. Calls that are open when `run` ends are not answered.
+- At most `slots` calls run at once. Calls of a tier start in the order of `submit`, and so do cells of a session.
+- A cell runs only on the state that it expects: if its session is not here at that state, the answer is "lost".
+- A tier's jail starts with the first call that needs it, the first tier's with the pool; one that ends is started again
+  by the next call. One that fails several times in a row is not tried again for PAUSE_S.
+- A jail that has served `recycle_calls` is replaced, so that no zygote's address layout serves for ever. Its sessions
   live on in it, and it ends with the last of them.
-- Beyond `session_memory_bytes`, or without a free index, the idle session used least recently ends.
-- The index of a slot or session (its uid, its control group) is used again when nothing of it is left.
+- Beyond `session_memory_bytes`, or without a free index, the least recently used idle session ends.
+- The index of a slot or session (its uid, its control group) is used again when nothing of it remains.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pool:
         self.level = level
         self._make_jail, self._tiers = make_jail, {tier.name: tier for tier in tiers}
         self._slots, self._answer, self._recycle_calls = slots, answer, recycle_calls
-        self._jails: dict[str, TierJail] = {}  # what new slots and sessions come from
+        self._jails: dict[str, TierJail] = {}  # where new slots and sessions come from
         self._all_jails: set[TierJail] = set()  # also those that are being replaced
         self._starts = {tier.name: Starts() for tier in tiers}
         self._queues = {tier.name: TierQueue(tier.name) for tier in tiers}
@@ -62,7 +62,7 @@ class Pool:
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
-        """Serve until `stop`. JailUnavailable when the first tier's jail cannot start."""
+        """Serves until `stop`. Raises JailUnavailable if the first tier's jail cannot start."""
         async with asyncio.TaskGroup() as self._group:
             self._start_up()
             try:
@@ -84,7 +84,7 @@ class Pool:
             return
         self._arrived += 1
         queue = self._queues.get(call.tier) if call.step is None else self._session_queue(call, call.step)
-        if queue is None:  # also: a tier that the hello did not name
+        if queue is None:  # also for a tier that the hello did not name
             self._answer(call.id, LOST if call.step is None else LOST_STATE)
             return
         queue.waiting.append((self._arrived, call))
@@ -113,7 +113,7 @@ class Pool:
     # jails
 
     def _start_up(self) -> None:
-        """Fork slots of the first tier until one is ready: then the host can say hello."""
+        """Forks slots of the first tier until one is ready; then the host can say hello."""
         first = next(iter(self._queues.values()))
         if self._over.done() or self.ready.is_set() or first.starting:
             return
@@ -124,7 +124,7 @@ class Pool:
             self._fork(first)
 
     def _jail(self, tier: str) -> TierJail | None:
-        """The tier's jail, started if there is none; None while one comes to its end."""
+        """Returns the tier's jail, started if there is none; None while one is ending."""
         tier_jail = self._jails.get(tier)
         if tier_jail is None:
             tier_jail = self._jails[tier] = self._make_jail(self._tiers[tier])
@@ -133,7 +133,7 @@ class Pool:
         return None if tier_jail.over.done() else tier_jail
 
     async def _run_jail(self, tier_jail: TierJail) -> None:
-        """Run a jail, and answer the calls that end with it."""
+        """Runs a jail, and answers the calls that end with it."""
         log = await tier_jail.run()
         self._all_jails.discard(tier_jail)
         if self._over.done():
@@ -154,7 +154,7 @@ class Pool:
         self._fill()
 
     def _failed(self, tier: str, reason: str) -> None:
-        """The tier's jail cannot start: without its first tier a host gives up, any other tier is left alone."""
+        """Notes that a tier's jail cannot start: without its first tier the host gives up, others are left alone."""
         if not self.ready.is_set():
             self._over.set_exception(nsjail.JailUnavailable(reason))
         elif self._starts[tier].last_reason != reason:
@@ -162,7 +162,7 @@ class Pool:
             print(printable(f"sandbox.host: tier {tier!r} cannot start: {reason}"), file=sys.stderr, flush=True)
 
     def _watch(self) -> None:
-        """Kill slots that should have reported by now, and free the indexes of those that are gone."""
+        """Kills slots that should have reported by now, and frees the indexes of those that are gone."""
         now = self._loop.time()
         for slot in list(self._owners):
             if slot.deadline >= now or self._over.done():
@@ -179,11 +179,11 @@ class Pool:
     # slots
 
     def _fork(self, queue: Queue) -> None:
-        """Fork a slot or a session for the queue, if that is possible now. `ready` is called when it can run a call."""
+        """Forks a slot or a session for the queue, if possible now; its `ready` is called when it can run a call."""
         if not self._indexes.free and (idle := self._sessions.idle()) is not None:
             self._end_session(idle)
         if not self._indexes.free or (home := self._jail(queue.tier)) is None:
-            return  # until `_watch` finds that something is gone, or `_run_jail` that the jail is
+            return  # until `_watch` sees that something is gone, or `_run_jail` that the jail is
         session = isinstance(queue, SessionQueue)
         slot = home.open_slot(self._indexes.free.pop(), session=session, ended=self._slot_ended)
         self._owners[slot] = queue
@@ -204,7 +204,7 @@ class Pool:
         slot.ready = ready
 
     def _return_slot(self, queue: TierQueue, slot: SlotHandle) -> None:
-        """The slot is idle: it waits for a call, unless its jail is being replaced."""
+        """Gives an idle slot back to wait for a call, unless its jail is being replaced."""
         if self._jails.get(queue.tier) is slot.home:
             queue.idle.append(slot)
         else:
@@ -219,7 +219,7 @@ class Pool:
         self._fill()
 
     def _slot_died(self, slot: SlotHandle) -> None:
-        """The slot has ended or must end: answer the call that it ran."""
+        """Handles a slot that has ended or must end: answers the call that it ran."""
         queue, call = self._owners[slot], slot.call
         if isinstance(queue, SessionQueue):
             self._end_session(queue)
@@ -235,7 +235,7 @@ class Pool:
             self._answer(call.id, wire.ToolResult(outcome="memory", jailed=True) if slot.out_of_memory else LOST)
 
     def _discard(self, slot: SlotHandle) -> None:
-        """Close the slot, whatever state it is in, and give back its index."""
+        """Closes the slot, whatever state it is in, and gives back its index."""
         del self._owners[slot]
         self._running -= slot.call is not None
         slot.close()
@@ -243,7 +243,7 @@ class Pool:
         self._retire_jail_if_done(slot.home)
 
     def _retire_jail_if_done(self, tier_jail: TierJail) -> None:
-        """Replace a jail that has served `recycle_calls`; stop a replaced one when nothing is left in it."""
+        """Replaces a jail that has served `recycle_calls`; stops a replaced one that has no slots."""
         name = tier_jail.tier.name
         if self._jails.get(name) is tier_jail and tier_jail.served >= self._recycle_calls:
             del self._jails[name]
@@ -254,7 +254,7 @@ class Pool:
             tier_jail.stop()
 
     def _fill(self) -> None:
-        """Start what can start, the oldest first; fork slots for what only lacks one."""
+        """Starts what can start, the oldest first; forks slots for what only lacks one."""
         if self._over.done():
             return
         self._busy = {queue for queue in self._busy if queue.waiting}
@@ -265,7 +265,7 @@ class Pool:
                 queues.remove(queue)
 
     def _start(self, queue: Queue) -> bool:
-        """Start the queue's oldest call; whether that was possible."""
+        """Starts the queue's oldest call; returns whether that was possible."""
         if isinstance(queue, SessionQueue):
             return self._start_cell(queue)
         if queue.idle and not queue.idle[-1].home.over.done():
@@ -288,7 +288,7 @@ class Pool:
         self._run_on(slot, call, ended)
 
     def _run_on(self, slot: SlotHandle, call: wire.RunRequest, ended: Callable[[wire.ToolResult], None]) -> None:
-        """Run the call; `ended` gets its result before the next calls are started."""
+        """Runs the call; `ended` gets its result before the next calls are started."""
         self._running += 1
 
         def report(result: wire.ToolResult) -> None:
@@ -303,7 +303,7 @@ class Pool:
     # sessions
 
     def _session_queue(self, call: wire.RunRequest, step: wire.SessionStep) -> SessionQueue | None:
-        """The queue of the cell's session, new if the cell brings its history; None if it is not here at that state."""
+        """Returns the queue of a cell's session, new if the cell brings its history; None if the state is not here."""
         queue = self._sessions.get(step.session)
         if step.history is None:
             return queue if queue is not None and not queue.script and queue.number == step.number else None
@@ -325,7 +325,7 @@ class Pool:
             return False
         step = queue.waiting[0][1].step
         if not queue.script and step is not None and step.number != queue.number:
-            self._answer(queue.waiting.popleft()[1].id, LOST_STATE)  # a cell before it changed the state meanwhile
+            self._answer(queue.waiting.popleft()[1].id, LOST_STATE)  # an earlier cell changed the state meanwhile
             return True
         self._sessions.use(queue)
         call, slot.backup = queue.next()
@@ -343,7 +343,7 @@ class Pool:
             self._answer(answered, result)
 
     def _end_session(self, queue: SessionQueue) -> None:
-        """Forget the session; what waits for it, or runs in it, is answered as lost."""
+        """Forgets the session; what waits for it, or runs in it, is answered as lost."""
         self._sessions.remove(queue)
         slot, queue.slot = queue.slot, None
         if slot is not None:

@@ -1,7 +1,7 @@
-"""What waits in a pool: for the slots of a tier (`TierQueue`) or for one session (`SessionQueue`). Pure.
+"""The queues of a pool: for the slots of a tier (`TierQueue`) or for one session (`SessionQueue`). Pure.
 
 Invariants
-- Calls of a queue start in the order in which they came; what has not started can be taken out.
+- Calls of a queue start in the order in which they came; a call that has not started can be removed.
 - A session's cell starts when all of its history has been replayed, each cell of it under its own limits and with the
   same end ("ok" or "error") as the first time.
 """
@@ -31,17 +31,17 @@ class _CallQueue:
 
     @property
     def arrived(self) -> int:
-        """When its oldest call came."""
+        """The number of its oldest call."""
         return self.waiting[0][0]
 
     def take_out(self, ids: Collection[int]) -> list[int]:
-        """Remove those of the calls that wait; returns their ids."""
-        found = [call.id for _, call in self.waiting if call.id in ids]
+        """Removes those of the calls that wait; returns their ids."""
+        removed = [call.id for _, call in self.waiting if call.id in ids]
         self.waiting = deque(item for item in self.waiting if item[1].id not in ids)
-        return found
+        return removed
 
     def take_all(self) -> list[int]:
-        """Remove every unanswered call; returns their ids."""
+        """Removes every unanswered call; returns their ids."""
         return self.take_out([call.id for _, call in self.waiting])
 
 
@@ -55,8 +55,13 @@ class TierQueue(_CallQueue):
 
 
 class SessionQueue(_CallQueue):
-    """The cells of one session. number: cells kept so far. script: the part of its history that is yet to be replayed.
-    cell: the one that runs. memory_bytes: held after its last cell. broken: its state is gone or cannot be rebuilt.
+    """The cells of one session.
+
+    number: cells kept so far.
+    script: the part of its history that is yet to be replayed.
+    cell: the one that runs.
+    memory_bytes: what it held after its last cell.
+    broken: its state is gone or cannot be rebuilt.
     """
 
     def __init__(self, tier: str, step: wire.SessionStep) -> None:
@@ -69,11 +74,11 @@ class SessionQueue(_CallQueue):
 
     @property
     def idle_session(self) -> bool:
-        """Nothing runs or waits in it, but it holds something."""
+        """Whether nothing runs or waits in it, but it holds something."""
         return self.slot is not None and self.slot.call is None and not self.waiting
 
     def next(self) -> tuple[wire.RunRequest, bool]:
-        """What runs next, and whether with a backup: a cell of the history, or the oldest one that waits."""
+        """Returns what runs next, a cell of the history or the oldest one that waits, and whether with a backup."""
         call = self.waiting[0][1]
         assert call.step is not None
         if self.script:
@@ -83,7 +88,7 @@ class SessionQueue(_CallQueue):
         return call, call.step.backup
 
     def ended(self, result: wire.ToolResult) -> int | None:
-        """The cell of `next` has ended. Its id if this result answers it, None if it was part of the history."""
+        """Notes the end of the cell of `next`; returns its id if the result answers it, None within the history."""
         cell, self.cell = self.cell, None
         self.number += result.session_state == "kept"
         if cell is not None:
@@ -99,11 +104,11 @@ class SessionQueue(_CallQueue):
 
 
 class Sessions:
-    """All sessions of a pool, and what they hold in memory; `budget_bytes` is for all together."""
+    """All sessions of a pool, and the memory that they hold. budget_bytes: for all together."""
 
     def __init__(self, budget_bytes: float) -> None:
         self._budget_bytes, self.held_bytes = budget_bytes, 0
-        self._queues: OrderedDict[bytes, SessionQueue] = OrderedDict()  # the one used least recently first
+        self._queues: OrderedDict[bytes, SessionQueue] = OrderedDict()  # the least recently used first
 
     def get(self, session: bytes) -> SessionQueue | None:
         return self._queues.get(session)
@@ -122,7 +127,7 @@ class Sessions:
         queue.memory_bytes = 0
 
     def hold(self, queue: SessionQueue, memory_bytes: int) -> list[SessionQueue]:
-        """Note what a session holds after a cell. Returns the idle sessions to end, if all together hold too much."""
+        """Notes what a session holds after a cell; returns the idle sessions to end if all together hold too much."""
         self.held_bytes += memory_bytes - queue.memory_bytes
         queue.memory_bytes = memory_bytes
         excess, victims = self.held_bytes - self._budget_bytes, []
@@ -135,25 +140,28 @@ class Sessions:
         return victims
 
     def idle(self) -> SessionQueue | None:
-        """The idle session used least recently."""
+        """Returns the least recently used idle session."""
         return next((queue for queue in self._queues.values() if queue.idle_session), None)
 
 
 @dataclass(slots=True)
 class Starts:
-    """Counts failed starts of a tier's jail and of its slots. last_reason: why it could not start, as last printed."""
+    """Counts failed starts of a tier's jail and of its slots. last_reason: the last printed cause."""
 
-    failures: int = 0  # in a row
-    stillborn: int = 0  # slots, in a row, that ended before they were ready
+    failures: int = 0  # consecutive ones
+    stillborn: int = 0  # consecutive slots that ended before they were ready
     paused_until: float = 0.0
     last_reason: str = ""
 
     def well(self) -> None:
-        """A slot is ready."""
+        """Resets the counts, since a slot is ready."""
         self.failures = self.stillborn = 0
 
     def slot_failed(self, slots: int) -> bool:
-        """A slot ended before it was ready; whether the jail is to blame: its own end may take all `slots` along."""
+        """Notes a slot that ended before it was ready; returns whether to blame the jail.
+
+        slots: how many may end at once, with their jail.
+        """
         self.stillborn += 1
         if self.stillborn <= 2 * slots + KILLS:
             return False
@@ -161,7 +169,7 @@ class Starts:
         return True
 
     def failed(self, now: float, *, killed: bool) -> bool:
-        """A start came to nothing; whether to give up for PAUSE_S."""
+        """Notes a failed start; returns whether to give up for PAUSE_S."""
         self.failures += 1
         if self.failures < (KILLS if killed else STARTS):
             return False

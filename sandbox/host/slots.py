@@ -1,8 +1,8 @@
-"""The host's side of a jail: the jail of a tier (nsjail and its zygote), and a handle of each slot and session in it.
+"""The host's side of a jail: the jail of a tier (nsjail and its zygote), and a handle for each slot and session in it.
 
 Invariants
-- A slot runs at most one call; the id of a call never enters the jail, so no output can pose as another call's.
-- A handle tells once that its slot has ended, with the call that it held. A jail that ends ends all its slots.
+- A slot runs at most one call. The id of a call never enters the jail, so no output can pose as another call's.
+- A handle reports once that its slot has ended, with the call that it held. A jail that ends ends all its slots.
 - A slot is killed if it does not announce the end of its call within the call's limit plus GRACE_S, if it then does not
   report within DEATH_S, or if it sends anything that is not in the protocol.
 - Whoever made a handle closes it, once; `gone` tells when its index and its control group are free.
@@ -34,19 +34,21 @@ from sandbox.inside.zygote import FORK
 from sandbox.tiers import Tier
 
 GRACE_S = 2.0  # a slot kills its call at the limit; after this much more the slot itself is broken
-DEATH_S = 30.0  # processes that share much memory take seconds to die: if that were our fault, code could hide its own
+# Processes that share much memory take seconds to die; if we took that for our fault, code could hide its own
+DEATH_S = 30.0
 START_S = 10.0  # for nsjail, imports and the first slot
-SLOT_BYTES = 32 << 20  # a slot's own memory, beside its call's
+SLOT_BYTES = 32 << 20  # a slot's own memory, in addition to its call's
 SLOT_PROCESSES = 4  # the slot, the init of the call, and for a session its init and the copy of its state
 CREDENTIALS = Struct("iii")
-UNCHARGED_BYTES = 2 << 20  # of a session: what its init wrote before it had a group, page tables, namespaces
+# Memory of a session that its group does not count: what its init wrote before, page tables, namespaces
+UNCHARGED_BYTES = 2 << 20
 NO_REPORT = (struct.error, ValueError, IndexError, OverflowError, OSError)  # raised by bytes that are not a report
 MAX_HANDLES = nsjail.ID_COUNT - FIRST_UID  # slots and sessions at once
-SPARE_FDS = 256  # of the host, beside one a slot
+SPARE_FDS = 256  # descriptors of the host, in addition to one for each slot
 
 
 class SlotHandle:
-    """One slot: `start` sends a call in; `report` is called with its result, `ended` when the slot is gone."""
+    """One slot. `start` sends a call in; its `report` is called with the result, and `ended` when the slot is gone."""
 
     def __init__(self, home: TierJail, index: int, ended: Callable[[SlotHandle], None]) -> None:
         self.home, self.index, self._ended = home, index, ended
@@ -66,19 +68,19 @@ class SlotHandle:
             home.fork(index, self.is_session, theirs.fileno())
 
     is_session = False
-    backup = False  # of a session: take a fork snapshot before the next cell
+    backup = False  # for a session: take a fork snapshot before the next cell
     _report_size = REPORT.size
 
     def start(self, call: wire.RunRequest, report: Callable[[wire.ToolResult], None]) -> None:
-        """Run the call; nothing else may run. Its limits are set first."""
+        """Sets the limits of a call and runs it; nothing else may be running."""
         assert self.call is None
         assert self.pid
         self.call, self._report = call, report
         self.deadline = self.home.loop.time() + call.limits.wall_s + GRACE_S
         limits = call.limits
         if self.group is not None:
-            self.group.oom_struck()  # from here on: what was killed in an earlier call says nothing of this one
-            with contextlib.suppress(OSError):  # below what the group uses: it was refused, and the old limit holds
+            self.group.oom_struck()  # from here on, since a kill in an earlier call tells nothing about this one
+            with contextlib.suppress(OSError):  # refused if it is below what the group uses; then the old limit holds
                 memory_bytes = limits.memory_bytes + limits.disk_bytes + SLOT_BYTES
                 self.group.limit(memory_bytes, limits.processes + SLOT_PROCESSES)
         source = _memfd(call.stdin + call.code)
@@ -95,19 +97,19 @@ class SlotHandle:
         self._send(b"c", [])
 
     def kill(self) -> None:
-        """End the slot, and with it what it runs. Its end is reported."""
+        """Ends the slot, and with it what it runs. Its end is reported."""
         if self.pid and not self._dead:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let the slot end by itself; nothing more is reported."""
+        """Lets the slot end by itself; nothing more is reported."""
         self.home.slots.discard(self)
         self.home.loop.remove_reader(self._socket)
         self._socket.close()
 
     def gone(self) -> bool:
-        """After `close`: whether nothing of the slot is left, as far as its group tells."""
+        """Whether nothing of a closed slot remains, as far as its group tells."""
         return self.group is None or self.group.remove()
 
     def _send(self, message: bytes, fds: list[int]) -> None:
@@ -129,7 +131,7 @@ class SlotHandle:
                 os.close(fd)
 
     def _heard(self, message: bytes, credentials: list[bytes], fds: list[int]) -> None:
-        """Take a message of the slot. One that no slot sends, and the end of the slot ("" as a message), end it."""
+        """Handles a message of the slot. One that no slot sends, or an empty one (the slot's end), ends the slot."""
         if message == READY:
             expected = self._became_ready(credentials)
         elif message == ENDED:
@@ -154,7 +156,7 @@ class SlotHandle:
         return True
 
     def _call_is_ending(self) -> bool:
-        """All processes of the call are about to die, which may take a while."""
+        """Notes that all processes of the call are about to die, which may take a while."""
         if self.call is None:
             return False
         self.deadline = self.home.loop.time() + DEATH_S
@@ -174,7 +176,7 @@ class SlotHandle:
         return True
 
     def _greet(self, pid: int) -> bool:
-        """Give the slot its control group; whether it can be had."""
+        """Gives the slot its control group; returns whether it has one."""
         groups = self.home.groups
         if groups is not None:
             kind = "session" if self.is_session else "slot"
@@ -189,7 +191,7 @@ class SlotHandle:
         return True
 
     def _read(self, message: bytes, fds: list[int], call: wire.RunRequest) -> wire.ToolResult | None:
-        """The result; None if the message is not a report."""
+        """Returns the result; None if the message is not a report."""
         try:
             return self._result(message, Outputs(fds), call)
         except NO_REPORT:
@@ -200,7 +202,7 @@ class SlotHandle:
         return msgspec.structs.replace(result, jailed=self.home.jailed)
 
     def oom_struck(self) -> bool:
-        """Whether the kernel killed for memory in here since the last look."""
+        """Whether the kernel killed for memory in here since the last call."""
         return self.group.oom_struck() if self.group is not None else self.home.oom.struck()
 
     @property
@@ -224,7 +226,7 @@ class SessionHandle(SlotHandle):
 
 
 class Indexes:
-    """The numbers of slots. One is used again when nothing of the slot that had it is left."""
+    """The numbers of slots. A number is used again when nothing of its slot remains."""
 
     def __init__(self) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -239,7 +241,7 @@ class Indexes:
             self._leaving.append(slot)
 
     def look(self) -> None:
-        """Release what was left of closed slots and is gone by now."""
+        """Releases closed slots of which nothing remains by now."""
         self._leaving, leaving = [], self._leaving
         for slot in leaving:
             self.release(slot)
@@ -251,7 +253,7 @@ class TierJail:
     served: how often something in it became ready or answered. reason: why it was ended, in addition to its log.
     """
 
-    session_estimate_bytes = 16 << 20  # of a session without a group of its own that could say
+    session_estimate_bytes = 16 << 20  # for a session without a group of its own, which would tell
 
     def __init__(self, template: nsjail.JailTemplate, tier: Tier, oom: OomWatch) -> None:
         self.tier, self.oom = tier, oom
@@ -266,10 +268,10 @@ class TierJail:
         self._template = template
         self._zygote, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._zygote.setblocking(False)
-        self.loop.add_reader(self._zygote, self.stop)  # it sends nothing: this is its end
+        self.loop.add_reader(self._zygote, self.stop)  # it sends nothing, so this is its end
 
     async def run(self) -> str:
-        """Start the jail and wait for its end, or for `stop`. Returns the log of nsjail and the zygote."""
+        """Starts the jail and waits for its end, or for `stop`. Returns the log of nsjail and the zygote."""
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         with os.fdopen(os.memfd_create("nsjail-log"), "rb") as log:
             process = None
@@ -309,18 +311,18 @@ class TierJail:
         self.stop()
 
     def open_slot(self, index: int, *, session: bool, ended: Callable[[SlotHandle], None]) -> SlotHandle:
-        """Fork a slot or a session; `ended` is told if it ends by itself."""
+        """Forks a slot or a session; `ended` is told if it ends by itself."""
         slot = (SessionHandle if session else SlotHandle)(self, index, ended)
         self.slots.add(slot)
         return slot
 
     def processes(self, limit: int) -> int:
-        """RLIMIT_NPROC of a call with this limit: with a single id the kernel counts all that runs in the jail."""
+        """Returns a call's RLIMIT_NPROC. With a single id the kernel counts all that runs in the jail."""
         single = self._template.first_id is None
         return min(1 + len(self.slots) * (limit + SLOT_PROCESSES), wire.MAX_LIMIT) if single else limit
 
     def missed(self) -> bool:
-        """Something did not become ready in time; whether the jail is to blame, as nothing in it makes progress."""
+        """Notes that something was not ready in time; returns whether to blame the jail, since nothing progresses."""
         again, self._missed_at = self._missed_at == self.served, self.served
         return again or self.served == 0
 
@@ -344,5 +346,5 @@ def _memfd(data: bytes) -> int:
     fd = os.memfd_create("call")
     view, offset = memoryview(data), 0
     while offset < len(data):
-        offset += os.pwrite(fd, view[offset:], offset)  # pwrite: the reader's offset stays at the start
+        offset += os.pwrite(fd, view[offset:], offset)  # pwrite, since the reader's offset has to stay at the start
     return fd

@@ -1,4 +1,4 @@
-"""From what the kernel reported about a call to its ToolResult: pure, but for reading the two output files.
+"""Makes a call's ToolResult from what the kernel reported about it. Pure, except for reading the two output files.
 
 Invariants
 - The outcome depends on wait status, rusage, limits and file sizes only.
@@ -34,7 +34,7 @@ class OomWatch:
         self.struck()
 
     def struck(self) -> bool:
-        """Whether the out-of-memory killer struck since the last look."""
+        """Whether the out-of-memory killer struck since the last call."""
         lines = Path("/proc/vmstat").read_text().splitlines()
         before = self._seen
         self._seen = next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
@@ -48,13 +48,13 @@ class Outputs:
         self._fds = fds
 
     def text(self, stream: int, limit: int) -> tuple[str, int]:
-        """The first `limit` bytes of stdout (0) or stderr (1), without a character that the limit splits; its size."""
+        """Returns the first `limit` bytes of stdout (0) or stderr (1) as text, whole characters only, and its size."""
         size = os.fstat(self._fds[stream]).st_size
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return decoder.decode(os.pread(self._fds[stream], min(size, limit), 0), final=size <= limit), size
 
     def display(self, at: int, limit: int) -> tuple[str | None, int]:
-        """As `text`, of the display; None without one. What is on a board is the guest's word, its length too."""
+        """Returns the display as `text` does; None without one. Content and length are the guest's own claim."""
         size = LENGTH.unpack(os.pread(self._fds[2], LENGTH.size, at))[0] if len(self._fds) == 3 else 0
         if size <= 0:
             return None, 0
@@ -63,7 +63,7 @@ class Outputs:
 
 
 def make_result(report: SlotReport, limits: Limits, outputs: Outputs, oom_struck: Callable[[], bool]) -> ToolResult:
-    """The result of a call with this report."""
+    """Returns the result of a call with this report."""
     code = os.waitstatus_to_exitcode(report.status)
     unexplained = report.ended == EndedBy.ITSELF and code == -signal.SIGKILL
     uncaught = 1 if code == -OUT_OF_MEMORY else None
@@ -79,7 +79,7 @@ def make_result(report: SlotReport, limits: Limits, outputs: Outputs, oom_struck
 
 
 def cell_result(report: CellReport, limits: Limits, outputs: Outputs, oom_struck: Callable[[], bool]) -> ToolResult:
-    """The result of a session's cell."""
+    """Returns the result of a session's cell."""
     result, _ = _with_outputs(outputs, DISPLAY_AT, limits)
     exit_code: int | None = None
     if report.died:
@@ -106,7 +106,7 @@ def cell_result(report: CellReport, limits: Limits, outputs: Outputs, oom_struck
 
 
 def _with_outputs(outputs: Outputs, display_at: int, limits: Limits) -> tuple[ToolResult, int]:
-    """A result with the texts filled in, and the size of the larger output file."""
+    """Returns a result with the texts filled in, and the size of the larger output file."""
     (stdout, out_bytes), (stderr, err_bytes) = (outputs.text(stream, limits.output_bytes) for stream in (0, 1))
     room = min(limits.output_bytes, CODE_AT - DISPLAY_AT - LENGTH.size) if display_at else limits.output_bytes
     display, display_bytes = outputs.display(display_at, room)
@@ -116,9 +116,11 @@ def _with_outputs(outputs: Outputs, display_at: int, limits: Limits) -> tuple[To
 
 
 def judge(report: SlotReport, limits: Limits, output_bytes: int, *, oom_killed: bool) -> Outcome:
-    """The outcome of a call whose larger output file has `output_bytes`. A limit is named only if it was reached: a
-    signal or an exit code alone says nothing, as code may choose both. But for one: that memory was refused only the
-    process knows; so "memory" may be its own word (OUT_OF_MEMORY) for what else would be "killed" or "error".
+    """Returns the outcome of a call whose larger output file has `output_bytes`.
+
+    A limit is named only if it was reached: a signal or an exit code alone proves nothing, since code may choose both.
+    There is one exception: only the process knows that memory was refused, so "memory" may be its own claim
+    (OUT_OF_MEMORY) in place of "killed" or "error".
     """
     if report.ended != EndedBy.ITSELF:
         return "timeout" if report.ended == EndedBy.WALL_LIMIT else "killed"
