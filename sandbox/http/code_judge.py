@@ -1,12 +1,12 @@
-"""Code Judge's HTTP API (github.com/0xWJ/code-judge) for Python: what rStar2-Agent's tools and rewards talk to.
+"""Code Judge's HTTP API (github.com/0xWJ/code-judge) for Python, which rStar2-Agent's tools and rewards use.
 
 Invariants
-- The fields of every answer are exactly Code Judge's: its client fails on others.
-- `run_success`: the program ended by itself with exit code 0. `success`: that, and its stdout is `expected_output` up
-  to white space at both ends, when one was given. `cost` is the program's wall time.
-- A call that was lost is answered with reason "queue_timeout": the one that Code Judge's clients send again.
+- The fields of every answer are exactly Code Judge's, since its client fails on others.
+- `run_success`: the program ended by itself with exit code 0. `success`: it did, and its stdout is `expected_output`,
+  if one was given, apart from white space at both ends. `cost` is the program's wall time.
+- A call that was lost is answered with reason "queue_timeout", for which Code Judge's clients send it again.
 - Calls do not expire in the queue, so `batch` and `long-batch` are the same.
-- A submission that is no Python program refuses its whole request with 422; nothing of it runs.
+- A submission that is not a Python program refuses its whole request with 422; nothing of it runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from sandbox.http.gateway import Gateway, check_language, ended_by, in_order, js
 from sandbox.wire import Limits, ToolResult, encode_code
 
 SLACK_BYTES = 1 << 16  # white space around the expected output that still compares equal
-SUBMISSIONS = 50_000  # of one batch: bounds its answer
+SUBMISSIONS = 50_000  # of one batch, whose answer it bounds
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """
+    """A program to run, and the output that is expected of it.
+
     >>> {"type": "python", "solution": "print(input())", "input": "9", "expected_output": "9"}
     """
 
@@ -71,13 +72,13 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 def limits_of(submission: Submission, limits: Limits) -> Limits:
-    """The limits of a submission's call: enough stdout is kept to compare it with the expected one."""
+    """Returns the limits of a submission's call, which keeps enough stdout to compare it with the expected one."""
     expected = (submission.expected_output or "").encode(errors="replace")
     return msgspec.structs.replace(limits, output_bytes=max(limits.output_bytes, len(expected) + SLACK_BYTES))
 
 
 def make_ran(submission: Submission, result: ToolResult, limits: Limits, output_chars: int) -> Ran:
-    """What a submission that ended with `result` is answered."""
+    """Returns the answer to a submission that ended with `result`."""
     sub_id = submission.sub_id or str(uuid4())
     if result.outcome == "lost":
         return Ran(
@@ -98,13 +99,13 @@ def make_ran(submission: Submission, result: ToolResult, limits: Limits, output_
 def _as_expected(expected: str | None, result: ToolResult, limits: Limits) -> bool:
     if expected is None:
         return True
-    # of a stdout that was cut, nobody knows how it went on; the last character may have been left out with the cut
+    # Nobody knows how a cut stdout continues; the cut may also have dropped its last character.
     cut = result.truncated and len(result.stdout.encode()) > limits.output_bytes - 4
     return not cut and result.stdout.strip() == expected.strip()
 
 
 class Judge:
-    """Code Judge's routes; `output_chars` is what an answer shows of stdout and of stderr."""
+    """Code Judge's routes. output_chars: how much of stdout, and of stderr, an answer shows."""
 
     def __init__(self, gateway: Gateway, *, output_chars: int) -> None:
         self._gateway = gateway

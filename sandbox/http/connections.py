@@ -1,11 +1,11 @@
-"""The gateway's connections: how many there are, how long each may wait for its client, and what of them is logged.
+"""The server's connections: how many there are, how long each may wait for its client, and what of them is logged.
 
 Invariants
 - A connection that waits for its client is closed after PATIENCE_S: for the headers of a first or a next request, or
-  for its answer to be taken, of which the client must then have taken nothing. A body has a deadline of its own.
+  for its answer to be taken, if the client has taken nothing of it. A body has a deadline of its own.
 - At most `most` are open, so that descriptors never run out. One more ends the connection that has waited longest for
-  its client; while all are at work it is closed itself.
-- What a client does makes single lines in the log, each kind at most once in LOG_S.
+  its client; if all are at work, it is closed itself.
+- Each kind of event that a client causes makes at most one line in the log in LOG_S.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import cast
 
 from sandbox.printable import printable
 
-PATIENCE_S = 75.0  # above BODY_S, whose end is answered; and above what clients keep unused connections for
+PATIENCE_S = 75.0  # above BODY_S, whose end is answered, and above the time for which clients keep unused connections
 LOG_S = 10.0
-SPARE_FDS = 128  # for all that is no connection
+SPARE_FDS = 128  # for all that is not a connection
 
 
 class Seldom(logging.Filter):
-    """Lets one record of a kind through in LOG_S, which says how many were left out; and no traceback of a fault that
-    is the client's.
+    """Lets one record of a kind through in LOG_S, with the number of those left out.
+
+    It drops the traceback of a fault that is the client's.
     """
 
     def __init__(self) -> None:
@@ -56,14 +57,14 @@ log.addFilter(Seldom())
 
 
 class Connection(asyncio.Protocol):
-    """Hands on to aiohttp's protocol what the transport says."""
+    """Passes events of the transport on to aiohttp's protocol."""
 
     def __init__(self, inner: asyncio.Protocol, home: Connections) -> None:
         self._inner = inner
         self._home = home
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._inner.connection_made(transport)
         self._home.opened(self._transport)
 
@@ -95,13 +96,13 @@ class Connections:
         self._most = most
         self._patience_s = patience_s
         self._open: set[asyncio.Transport] = set()
-        # those that wait for their client, the one that has waited longest first: since when, and what was to be sent
+        # Connections that wait for their client, the longest first: since when, and how much was to be sent.
         self._waiting: dict[asyncio.Transport, tuple[float, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def within_limits(cls) -> Connections:
-        """As many as this process may have descriptors, less some for all else."""
+        """Allows as many as this process may have descriptors, less some for everything else."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(most=max(descriptors - SPARE_FDS, descriptors // 2))
 
@@ -110,7 +111,7 @@ class Connections:
         return len(self._open)
 
     def protocols(self, inner: Callable[[], asyncio.Protocol]) -> Callable[[], Connection]:
-        """What a server makes a protocol with for each connection."""
+        """Returns the factory with which a server makes a protocol for each connection."""
         return lambda: Connection(inner(), self)
 
     def opened(self, transport: asyncio.Transport) -> None:
@@ -132,13 +133,13 @@ class Connections:
         self._waiting.pop(transport, None)
 
     def heard(self, transport: asyncio.Transport | None) -> None:
-        """A request, or a part of one, has come; the wait for its client begins anew."""
+        """Notes that a request, or a part of one, has come: the wait for its client begins anew."""
         if transport is not None and transport in self._waiting:
             self._wait_for_client(transport)
 
     @contextmanager
     def at_work(self, transport: asyncio.Transport | None) -> Iterator[None]:
-        """It is not the client that is waited for."""
+        """Marks that inside it is not the client that is waited for."""
         if transport is None or transport not in self._waiting:
             yield
             return
@@ -157,7 +158,7 @@ class Connections:
             self._timer = loop.call_later(self._patience_s, self._look)
 
     def _look(self) -> None:
-        """Close those that have waited too long; come back for the next one."""
+        """Closes the connections that have waited too long; comes back for the next one."""
         self._timer = None
         loop = asyncio.get_running_loop()
         while self._waiting:

@@ -1,9 +1,9 @@
-"""What both HTTP dialects share: reading a request's body, running its calls, bounds, and the form of errors.
+"""The part that both HTTP dialects share: reading a request's body, running its calls, bounds, and the form of errors.
 
 Invariants
-- Memory is bounded: the bodies held are at most HELD_BYTES in all, a call is with the sandbox only while it has one of
-  CALLS turns, and a batch has at most BATCH_TASKS tasks. What is beyond a bound waits and is not refused. Of a body
-  counts what has arrived, not what its client declares; bodies up to SMALL_BYTES are not counted.
+- Memory is bounded: bodies hold at most HELD_BYTES in all, a call is with the sandbox only while it has one of CALLS
+  turns, and a batch has at most BATCH_TASKS tasks. What is beyond a bound waits and is not refused. A body counts by
+  what has arrived, not by what its client declares; bodies up to SMALL_BYTES are not counted.
 - A body that is not what the dialect expects is answered 4xx with `{"detail": ...}` that names field and value.
 - A handler that is cancelled (its client has gone) cancels its calls.
 - SandboxUnavailable is answered 503, never as a result of the program.
@@ -37,13 +37,13 @@ HELD_BYTES, SMALL_BYTES = 512 << 20, 1 << 16
 CALLS = 20_000  # each costs some KB and its code once more on its way to a host
 BATCH_TASKS = 1024  # more than hosts run at once, few enough that a large batch does not keep others waiting
 HEALTH_S = 5.0
-MAX_WALL_S = 600.0  # beyond this a forgotten program would keep its slot from everybody else
+MAX_WALL_S = 600.0  # a forgotten program would keep its slot from everybody else for longer
 LANGUAGES = ("python",)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
 class Share:
-    """What one body holds of a Budget. wakeup: done when it may look again whether it can grow."""
+    """What one body holds of a Budget. wakeup: is done when the body may check again whether it can grow."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -51,8 +51,10 @@ class Share:
 
 
 class Budget:
-    """At most `total` bytes are held at once. Bodies grow until `reserve` bytes are left, which must be enough for a
-    whole one; these are for the body that began first. So one always gets on, and all do in the end.
+    """Holds at most `total` bytes at once.
+
+    Bodies grow until `reserve` bytes are free, which must be enough for a whole body; these are for the body that began
+    first. So one body can always continue, and in the end all do.
 
     >>> with budget.share() as share:
     ...     await budget.grow(share, 1000)
@@ -76,7 +78,7 @@ class Budget:
             self.complete(share)
 
     async def grow(self, share: Share, size: int) -> None:
-        """Hold `size` bytes in all; waits until they are free."""
+        """Waits until the share may hold `size` bytes in all, and holds them."""
         while not self._may_grow(share, size - share.held):
             share.wakeup = asyncio.get_running_loop().create_future()
             await share.wakeup
@@ -84,7 +86,7 @@ class Budget:
         share.held = size
 
     def complete(self, share: Share) -> None:
-        """It grows no more."""
+        """Notes that the share grows no more."""
         self._growing.pop(share, None)
         for other in self._growing:
             if other.wakeup is not None and not other.wakeup.done():
@@ -96,7 +98,7 @@ class Budget:
 
 
 class Gateway:
-    """The sandbox as the dialects use it; `limits` are those of a call that names none itself."""
+    """The sandbox as the dialects use it. limits: those of a call that has none itself."""
 
     def __init__(self, box: Sandbox, *, limits: Limits, slots: int, connections: Connections) -> None:
         self.limits = limits
@@ -109,7 +111,7 @@ class Gateway:
         self._turns = asyncio.Semaphore(CALLS)
 
     def post(self, path: str, kind: type[T], answer: Callable[[T], Awaitable[web.Response]]) -> web.RouteDef:
-        """A route that answers the decoded body of a request."""
+        """Returns a route that answers the decoded body of a request."""
 
         async def handle(request: web.Request) -> web.Response:
             if request.content_type != "application/json":
@@ -122,7 +124,7 @@ class Gateway:
         return web.post(path, handle)
 
     async def _read(self, request: web.Request, share: Share) -> bytearray:
-        """The body of a request, within its share of what may be held. Raises Refused."""
+        """Returns the body of a request, within its share of what may be held. Raises Refused."""
 
         async def grow(size: int) -> None:
             if size > SMALL_BYTES:
@@ -134,15 +136,15 @@ class Gateway:
         return body
 
     async def call(self, dialect: str, code: str, stdin: str, limits: Limits) -> ToolResult:
-        """Run one program; counted under its outcome, or "cancelled" or "unavailable"."""
+        """Runs one program; it is counted under its outcome, or "cancelled" or "unavailable"."""
         return await self._counted(dialect, lambda: self._box.run(code, stdin, limits))
 
     async def cell(self, session: Session, code: str, stdin: str, limits: Limits) -> ToolResult:
-        """Run one cell of a session; counted as `call` does."""
+        """Runs one cell of a session; it is counted as `call` counts."""
         return await self._counted("session", lambda: session.run(code, stdin, limits))
 
     def session(self, seed: int | None) -> Session:
-        """A new session, to be entered."""
+        """Returns a new session, to be entered."""
         return self._box.session(seed=seed, limits=self.limits)
 
     async def _counted(self, dialect: str, run: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
@@ -165,7 +167,7 @@ class Gateway:
             self.metrics.calls.labels(dialect, outcome).inc()
 
     async def health(self) -> None:
-        """Return when calls run; SandboxUnavailable otherwise. Runs an empty program unless others are on their way."""
+        """Returns if calls run; an empty program is tried unless others are under way. Raises SandboxUnavailable."""
         if self.in_flight:
             return
         try:
@@ -178,7 +180,7 @@ class Gateway:
 
 
 async def in_order(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
-    """What `work` returns for each of the items, which it is given in order and several at once."""
+    """Returns what `work` returns for each item. Items are started in order, several at once."""
     results: dict[int, R] = {}
     todo = iter(enumerate(items))
 
@@ -199,14 +201,14 @@ async def in_order(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> lis
 
 
 def decode(kind: type[T], body: bytes | bytearray) -> T:
-    """The message in a body; Refused when it is no JSON or not of this kind.
+    """Returns the message in a body. Raises Refused if it is not JSON or not of this kind.
 
     >>> decode(Submission, b'{"type": "python", "solution": 3}')
     Refused: Expected `str`, got `int` - at `$.solution`: 3
     """
     try:
-        # not by msgspec, to which half of a surrogate pair is no JSON: one program with it would refuse its whole batch
-        message = json.loads(body, parse_constant=int)  # which fails: NaN and Infinity are no JSON
+        # Not by msgspec, which refuses half of a surrogate pair: one program with it would refuse its whole batch.
+        message = json.loads(body, parse_constant=int)  # it fails for NaN and Infinity, which are not JSON
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is no JSON: {error}") from None
     try:
@@ -216,13 +218,13 @@ def decode(kind: type[T], body: bytes | bytearray) -> T:
 
 
 def check_language(name: str, language: str) -> None:
-    """ValueError with all languages for any other; `name`: of the field that has it."""
+    """Raises ValueError, naming all languages, for any other. name: the field that has it."""
     if language not in LANGUAGES:
         raise ValueError(f"{name} must be one of {list(LANGUAGES)}, got {language[:80]!r}")
 
 
 def wall_s_of(name: str, seconds: float | None, default_s: float) -> float:
-    """The wall limit that a request asks for; Refused for one it cannot have. `name`: of the field that has it."""
+    """Returns a request's wall limit. Raises Refused for one that it cannot have. name: the field that has it."""
     wall_s = default_s if seconds is None else seconds
     if not 0 < wall_s <= MAX_WALL_S:
         raise Refused(422, f"{name} must be above 0 and at most {MAX_WALL_S:g}, got {wall_s:g}")
@@ -230,7 +232,7 @@ def wall_s_of(name: str, seconds: float | None, default_s: float) -> float:
 
 
 def ended_by(result: ToolResult, limits: Limits) -> str:
-    """A line for stderr on what ended a program whose dialect has no word for it, else ""."""
+    """Returns a line for stderr on the end of a program, if its dialect has no other way to tell, else ""."""
     match result.outcome:
         case "memory":
             return f"[sandbox] ended: out of memory, the limit is {limits.memory_bytes >> 20} MiB\n"
@@ -268,9 +270,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _value(error: str, value: Any) -> str:
-    """What stands in the body at the place that msgspec's message names, cut to a line; "" when it names none."""
-    _, found, path = error.partition(" - at `$")
-    if not found or "[...]" in path:
+    """Returns what the body has at the place that msgspec's message names, cut to a line; "" if it names none."""
+    _, place, path = error.partition(" - at `$")
+    if not place or "[...]" in path:
         return ""
     for name, index in _STEP.findall(path):
         value = value[name] if name else value[int(index)]

@@ -1,9 +1,9 @@
-"""What a server takes of a request before it looks at its meaning; shared by the sandbox's servers and the engine's.
+"""Receives requests for a server before it reads their meaning; the sandbox's servers and the engine's share it.
 
 Invariants
 - A server without a token answers only requests that name a loopback host, and takes only bodies of a type that a web
-  page cannot send to another site without asking: so no page in the user's browser can use it, also by a name of its
-  own that resolves to 127.0.0.1.
+  page cannot send to another site without asking. So no page in the user's browser can use it, not even by a name of
+  its own that resolves to 127.0.0.1.
 - A client has BODY_S to send its body; the time in which the server does not read it does not count.
 - A request that is answered before all of its body is there, or whose body cannot be decoded, is answered with
   `Connection: close`. After every other answer the connection takes the next request.
@@ -24,11 +24,11 @@ from aiohttp.typedefs import Handler, Middleware
 from sandbox.http.connections import Connections
 
 BODY_S = 60.0  # a client that sends slower than this would hold a connection, and memory, that others wait for
-UNREAD_S = 5.0  # for what a client still sends of a body that nobody wants: then it reads the answer
+UNREAD_S = 5.0  # for the rest of a body that nobody wants: a client reads the answer after it
 
 
 class Refused(Exception):
-    """A request that is answered with an HTTP status of 400 or more."""
+    """A request is answered with an HTTP status of 400 or more."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -49,7 +49,7 @@ def names_loopback(host: str) -> bool:
 
 
 def check_local(request: web.Request) -> None:
-    """For a server without a token. Raises Refused for a request that a web page may have made."""
+    """Raises Refused for a request that a web page may have made; for a server without a token."""
     if not names_loopback(request.headers.get("Host", "")):
         raise Refused(403, "without a token only 127.0.0.1 and localhost are served here, and Host names another")
     if request.method == "POST" and request.can_read_body and request.content_type != "application/json":
@@ -57,8 +57,10 @@ def check_local(request: web.Request) -> None:
 
 
 def token_of(headers: Mapping[str, str]) -> str:
-    """Returns the token that a request carries as a Bearer, as the password of basic authentication (as clients send it
-    that take a URL alone, http://any-name:TOKEN@host) or as `x-api-key`; "" when it carries none.
+    """Returns the token of a request, "" if it has none.
+
+    A token is a Bearer, the password of basic authentication (which clients send that take just a URL,
+    http://any-name:TOKEN@host) or `x-api-key`.
 
     >>> token_of({"Authorization": "Bearer abc"}), token_of({"Authorization": BasicAuth("name", "abc").encode()})
     ('abc', 'abc')
@@ -74,7 +76,7 @@ def token_of(headers: Mapping[str, str]) -> str:
 
 
 def authorize(request: web.Request, token: str) -> None:
-    """Raises Refused for a request that the server's token does not allow. token: "" where the server has none."""
+    """Raises Refused for a request that the server's token does not allow. token: "" if the server has none."""
     if not token:
         check_local(request)
     elif not hmac.compare_digest(token_of(request.headers).encode(errors="surrogateescape"), token.encode()):
@@ -83,7 +85,7 @@ def authorize(request: web.Request, token: str) -> None:
 
 
 def authorized(token: str) -> Middleware:
-    """Applies `authorize` to each request."""
+    """Returns a middleware that applies `authorize` to each request."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -94,7 +96,7 @@ def authorized(token: str) -> Middleware:
 
 
 def hear(connections: Connections) -> Middleware:
-    """Notes that a connection's client has sent the headers of a request."""
+    """Returns a middleware that notes when a client has sent the headers of a request."""
 
     @web.middleware
     async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -111,23 +113,25 @@ async def _no_wait(size: int) -> None:
 async def read_body(
     request: web.Request, connections: Connections, *, most: int, grow: Callable[[int], Awaitable[None]] = _no_wait
 ) -> bytearray:
-    """The body of a request. grow: waits until so many bytes may be held. Raises Refused for a body that does not come,
-    has more than `most` bytes or is not encoded as its headers say.
+    """Returns the body of a request.
+
+    grow: waits until so many bytes may be held. Raises Refused for a body that does not come, has more than `most`
+    bytes or is not encoded as its headers say.
     """
     if request.content_length is not None and request.content_length > most:
         raise Refused(413, f"the body must be at most {most} bytes, got {request.content_length}")
     clock = asyncio.get_running_loop().time
-    body, left_s = bytearray(), BODY_S
+    body, remaining_s = bytearray(), BODY_S
     while True:
         since = clock()
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(remaining_s):
                 chunk = await request.content.readany()
         except TimeoutError:
             raise Refused(408, f"the body took longer than {BODY_S:g} s") from None
         except web.RequestPayloadError:
             raise Refused(400, "the body is not encoded as its headers say") from None
-        left_s -= clock() - since
+        remaining_s -= clock() - since
         if not chunk:
             return body
         body += chunk
@@ -139,7 +143,7 @@ async def read_body(
 
 @web.middleware
 async def bodies_end(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A connection whose request left something unread, or undecodable, ends with the answer and says so."""
+    """Ends a connection, with the answer, whose request left something unread or undecodable."""
     response = await handler(request)
     if request.content.is_eof() and request.content.exception() is None:
         return response

@@ -1,4 +1,4 @@
-"""An HTTP server on one address: shared by the sandbox's server, the engine's gateway and the page of a run.
+"""An HTTP server on one address, shared by the sandbox's server, the engine's gateway and the page of a run.
 
     async with listening(app, Address(port=8088)) as url:
 
@@ -28,7 +28,7 @@ FINISH_S = 1.0  # for answers under way when the server is told to end
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """Where a server listens. port 0: any free one. token: what each request must carry, "" for none."""
+    """Where a server listens. port: 0 for any free one. token: what each request must carry, "" for none."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -50,7 +50,7 @@ class CannotListen(Exception):
 async def listening(
     app: web.Application, address: Address, connections: Connections | None = None
 ) -> AsyncIterator[str]:
-    """Serves an application and yields the URL at which it is reached, http://host:port.
+    """Serves an application and yields its URL, http://host:port.
 
     app: has the middleware `incoming.bodies_end`. connections: bounds how many clients there are and how long each may
     be silent. Raises CannotListen.

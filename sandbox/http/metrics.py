@@ -1,4 +1,4 @@
-"""The gateway's Prometheus metrics, in a registry of their own.
+"""The server's Prometheus metrics, in a registry of their own.
 
 Invariants
 - Labels take few values, none of which a client chooses.

@@ -1,13 +1,13 @@
-"""SandboxFusion's HTTP API (github.com/bytedance/SandboxFusion) for Python: what verl's tools and rewards talk to.
+"""SandboxFusion's HTTP API (github.com/bytedance/SandboxFusion) for Python, which verl's tools and rewards use.
 
 Invariants
-- `status` "Success": exit code 0. "Failed": any other end of the program; `run_result.status` is "TimeLimitExceeded"
-  with no return code after a time limit, else "Finished".
+- `status` is "Success" for exit code 0, and "Failed" for any other end of the program. `run_result.status` is
+  "TimeLimitExceeded", with no return code, after a time limit, else "Finished".
 - A call that was lost is answered 504 with status "SandboxError": verl sends a request again after 504 only, and
   SandboxFusion's own client after any status but 200.
-- A request that names both timeouts comes from a client that waits as long as verl does; when its answer would come too
+- A request that names both timeouts comes from a client that waits as long as verl does. If its answer would come too
   late (all slots are taken), it is answered 504 just before, so that it is sent again.
-- What is not supported (other languages, files) refuses the request with 422; nothing of it runs.
+- A request for something that is not supported (other languages, files) is refused with 422; nothing of it runs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from sandbox.http.gateway import MAX_WALL_S, Gateway, check_language, ended_by, 
 from sandbox.http.incoming import Refused
 from sandbox.wire import Limits, ToolResult, encode_code
 
-OUTPUT_BYTES = 1 << 20  # as much as SandboxFusion reads of stdout and of stderr
-VERL_WAITS_S = 8.0  # beyond both timeouts; verl itself waits 10 s
-KILLED = -9  # the return code that subprocess would give; the sandbox does not say which signal it was
+OUTPUT_BYTES = 1 << 20  # how much SandboxFusion reads of stdout and of stderr
+VERL_WAITS_S = 8.0  # in addition to both timeouts; verl itself waits 10 s
+KILLED = -9  # the return code that subprocess would give; the sandbox does not tell which signal it was
 
 
 class RunCode(msgspec.Struct, frozen=True, kw_only=True):
-    """
+    """A program to run.
+
     >>> {"code": "print(input())", "stdin": "9", "language": "python", "run_timeout": 5, "memory_limit_MB": 1024}
 
-    Python has no compile step: a `compile_timeout` only tells how long the client waits.
+    Python has no compile step, so a `compile_timeout` only tells how long the client waits.
     """
 
     code: str
@@ -66,7 +67,7 @@ class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limits_of(request: RunCode, limits: Limits) -> Limits:
-    """The limits a request asks for, else `limits`; Refused for ones it cannot have, and for what is not supported."""
+    """Returns the limits of a request, or `limits`. Raises Refused for limits and other things that it cannot have."""
     if any(content is not None for content in request.files.values()):
         raise Refused(422, f"files must be empty (not supported), got {sorted(request.files)[:5]}")
     if request.fetch_files:
@@ -82,14 +83,14 @@ def limits_of(request: RunCode, limits: Limits) -> Limits:
 
 
 def patience_s(request: RunCode) -> float | None:
-    """How long the client waits for an answer; None when its request does not tell."""
+    """Returns how long the client waits for an answer; None if its request does not tell."""
     if request.run_timeout is None or request.compile_timeout is None:
         return None
     return request.run_timeout + min(max(request.compile_timeout, 0.0), MAX_WALL_S) + VERL_WAITS_S
 
 
 def make_result(result: ToolResult, limits: Limits) -> CodeResult:
-    """What a request whose program ended with `result` is answered."""
+    """Returns the answer to a request whose program ended with `result`."""
     if result.outcome == "lost":
         return CodeResult(status="SandboxError", message="the call was lost twice by the sandbox; send it again")
     timeout, ok = result.outcome == "timeout", result.outcome == "ok"

@@ -1,14 +1,14 @@
-"""The sandbox behind the HTTP APIs of Code Judge and SandboxFusion, and sessions: `rocstar sandbox-http port=8088`.
+"""Serves the sandbox by the HTTP APIs of Code Judge and SandboxFusion, and sessions: `rocstar sandbox-http port=8088`.
 
-GET / lists what can be asked; sessions are described in sessions.py.
+GET / lists the endpoints; sessions are described in sessions.py.
 
 Invariants
-- It listens beyond loopback only with a token, and with a token every request must carry it: as `Authorization: Bearer
+- It listens beyond loopback only with a token. Then every request must carry the token: as `Authorization: Bearer
   TOKEN`, or as the password of `http://any-name:TOKEN@host:port/...`, which clients that take just a URL can send too.
 - Without a token it serves this machine's programs and no web page: see incoming.py.
-- It serves when its one line of output has appeared. SIGINT and SIGTERM end it with status 0 and no process left; what
-  keeps it from serving ends it with status 1 and one line: the cause, and what to do about it.
-- A client that goes away ends the calls it waits for.
+- It serves when its one line of output has appeared. SIGINT and SIGTERM end it with status 0 and no process left;
+  anything that keeps it from serving ends it with status 1 and one line: the cause, and what to do about it.
+- A client that goes away ends the calls that it waits for.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class ServerConfig:
     host: str = "127.0.0.1"
     """Address to listen on; beyond loopback a token is required."""
     port: int = 8088
-    """0: any free one, which is printed."""
+    """Port to listen on; 0 takes any free one, which is printed."""
     token: str = ""
-    """What clients must send; better given as ROCSTAR_SANDBOX_TOKEN, which other users cannot see."""
+    """Token that clients must send; better given as ROCSTAR_SANDBOX_TOKEN, which other users cannot see."""
     slots: int = field(default_factory=lambda: SandboxConfig().slots)
     """Programs that run at once."""
     wall_s: float = 10.0
-    """Limit of time if a request has none."""
+    """Limit of time for a request that has none."""
     memory_mb: int = Limits().memory_bytes >> 20
-    """The most memory for a program."""
+    """The most memory of a program."""
     output_chars: int = 1000
-    """What /run answers of stdout and of stderr, Code Judge's MAX_STDOUT_ERROR_LENGTH."""
+    """How much of stdout, and of stderr, /run answers: Code Judge's MAX_STDOUT_ERROR_LENGTH."""
     session_idle_s: float = 600.0
-    """A session without a cell for so long ends."""
+    """A session without a cell for this long ends."""
     python: str | None = None
     """Path of the Python that runs the programs; see SandboxConfig.python."""
     nsjail: str | None = None
@@ -74,7 +74,7 @@ class ServerConfig:
         self.address()
 
     def address(self) -> Address:
-        """Raises ValueError."""
+        """Returns where to listen. Raises ValueError."""
         token = self.token or os.environ.get(TOKEN_VARIABLE, "").strip()  # a line read from a file ends in a newline
         return Address(host=self.host, port=self.port, token=token)
 
@@ -93,7 +93,7 @@ def make_app(
     token: str,
     connections: Connections,
 ) -> web.Application:
-    """The routes of both dialects and of sessions, /health, /metrics, and / with a list of them all."""
+    """Returns the application: both dialects, sessions, /health, /metrics, and / with a list of the endpoints."""
     gateway = Gateway(box, limits=limits, slots=slots, connections=connections)
     sessions = Sessions(gateway, idle_s=session_idle_s)
 
@@ -125,7 +125,7 @@ async def serve(config: ServerConfig) -> str | None:
     assert task is not None
 
     def stop(number: int) -> None:
-        loop.remove_signal_handler(number)  # the second one ends us at once
+        loop.remove_signal_handler(number)  # a second one ends us at once
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -160,5 +160,5 @@ async def _serve_box(box: Sandbox, config: ServerConfig) -> None:
 def run(config: ServerConfig) -> str | None:
     """Serves as this process until SIGINT or SIGTERM. Returns None, or what kept it from serving."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each; the usual 1024 are too few
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one; the usual 1024 are too few
     return uvloop.run(serve(config))

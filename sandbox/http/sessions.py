@@ -5,11 +5,11 @@
     POST /session/end    {"session": "..."}                      -> {}
 
 Invariants
-- A session lives until it is ended, or no cell of it has run for `idle_s`. There are at most SESSIONS; one more is
-  refused with 429.
+- A session lives until it is ended, or until no cell of it has run for `idle_s`. There are at most SESSIONS; one more
+  is refused with 429.
 - It belongs to whoever has the server's token and its name, which cannot be guessed. A name that is not, or no longer,
-  that of a session is answered 404; a cell that runs while its session is ended too.
-- Its cells run one at a time, in the order in which they come. Every end of one, a timeout too, is an answer with
+  that of a session is answered 404; so is a cell that runs while its session is ended.
+- Its cells run one at a time, in the order in which they come. Every end of a cell, a timeout too, is an answer with
   status 200.
 """
 
@@ -33,13 +33,14 @@ SESSIONS = 1000  # each holds a process, and on a host some MB; beyond the host'
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """seed: of the session's random numbers; default: another for each session."""
+    """Starts a session. seed: determines its random numbers; by default each session has another one."""
 
     seed: Seed | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
+    """Runs a cell.
+
     >>> {"session": "...", "code": "print(x + int(input()))", "stdin": "1", "timeout": 5}
     """
 
@@ -62,7 +63,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell did: see ToolResult."""
+    """The result of a cell: see ToolResult."""
 
     outcome: Outcome
     stdout: str
@@ -103,7 +104,7 @@ class Sessions:
         ]
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
-        """From the start of the server until its end, which ends all sessions."""
+        """Runs from the start of the server until its end, and then ends all sessions."""
         async with self._group:
             yield
             for name in list(self._open):
@@ -113,29 +114,29 @@ class Sessions:
         if len(self._open) >= SESSIONS:
             raise Refused(429, f"{SESSIONS} sessions are open, as many as there can be: end one at /session/end")
         name = secrets.token_urlsafe(16)
-        found = _Open(session=self._gateway.session(request.seed))
-        self._open[name] = found
-        self._group.create_task(self._hold(found), name=f"session-{name[:4]}")
-        self._set_timer(name, found)
-        await found.entered.wait()
+        opened = _Open(session=self._gateway.session(request.seed))
+        self._open[name] = opened
+        self._group.create_task(self._hold(opened), name=f"session-{name[:4]}")
+        self._set_timer(name, opened)
+        await opened.entered.wait()
         return json_response(Started(name, self._idle_s))
 
     async def _run(self, request: Run) -> web.Response:
         limits = self._gateway.limits
         wall_s = wall_s_of("timeout", request.timeout, limits.wall_s)
         limits = msgspec.structs.replace(limits, wall_s=wall_s, cpu_s=wall_s)
-        found = self._find(request.session)
-        found.cells += 1
-        self._set_timer(request.session, found)
+        opened = self._find(request.session)
+        opened.cells += 1
+        self._set_timer(request.session, opened)
         try:
-            result = await self._gateway.cell(found.session, request.code, request.stdin, limits)
+            result = await self._gateway.cell(opened.session, request.code, request.stdin, limits)
         except SandboxUnavailable:
-            if found.over.is_set():
+            if opened.over.is_set():
                 raise _no_such(request.session) from None
             raise
         finally:
-            found.cells -= 1
-            self._set_timer(request.session, found)
+            opened.cells -= 1
+            self._set_timer(request.session, opened)
         return json_response(
             Ran(
                 outcome=result.outcome,
@@ -159,24 +160,24 @@ class Sessions:
             raise _no_such(name)
         return self._open[name]
 
-    def _set_timer(self, name: str, found: _Open) -> None:
-        """End the session in `idle_s`, unless a cell runs or it is over."""
-        if found.timer is not None:
-            found.timer.cancel()
-            found.timer = None
-        if not found.cells and not found.over.is_set():
-            found.timer = asyncio.get_running_loop().call_later(self._idle_s, self._finish, name)
+    def _set_timer(self, name: str, opened: _Open) -> None:
+        """Ends the session in `idle_s`, unless a cell runs or it is over."""
+        if opened.timer is not None:
+            opened.timer.cancel()
+            opened.timer = None
+        if not opened.cells and not opened.over.is_set():
+            opened.timer = asyncio.get_running_loop().call_later(self._idle_s, self._finish, name)
 
     def _finish(self, name: str) -> None:
-        found = self._open.pop(name)
-        found.over.set()
-        if found.timer is not None:
-            found.timer.cancel()
+        opened = self._open.pop(name)
+        opened.over.set()
+        if opened.timer is not None:
+            opened.timer.cancel()
 
-    async def _hold(self, found: _Open) -> None:
-        async with found.session:
-            found.entered.set()
-            await found.over.wait()
+    async def _hold(self, opened: _Open) -> None:
+        async with opened.session:
+            opened.entered.set()
+            await opened.over.wait()
 
 
 def _no_such(name: str) -> Refused:

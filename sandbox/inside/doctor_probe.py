@@ -1,4 +1,4 @@
-"""What the doctor runs in the jail: prints as JSON what a call finds around itself."""
+"""The program that the doctor runs in the jail: it prints as JSON what a call finds around itself."""
 
 import ctypes
 import errno
@@ -32,7 +32,7 @@ root = os.statvfs("/")
 with open("file", "w") as file:
     file.write("x")
 
-found = {
+report = {
     "ids": os.getresuid() + os.getresgid(),
     "capabilities": any(capabilities),
     "fds": descriptors,
@@ -43,4 +43,4 @@ found = {
     "read_only": bool(root.f_flag & os.ST_RDONLY),
     "machine": os.path.exists("/etc/passwd"),
 }
-print(json.dumps(found))
+print(json.dumps(report))

@@ -1,12 +1,12 @@
-"""The last step before guest code: runs in the forked child of one call or of a session. Standard library only.
+"""The last step before guest code, in the forked child of one call or of a session. Standard library only.
 
 Invariants
-- Before the first guest instruction: descriptors are exactly {0, 1, 2}, no capability is left, own uid, rlimits set,
-  second seccomp filter on.
+- Before the first guest instruction the descriptors are exactly {0, 1, 2}, no capability is left, the process has its
+  own uid, its rlimits are set and the second seccomp filter is on.
 - Only this process reads the code and the stdin of a call; slot and zygote never do.
 - Random numbers differ between calls, or follow from the call's seed.
 
-`drop_privileges` is what _native.c does where it is built.
+_native.c does the same as `drop_privileges` if it is built.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ from sandbox.inside import main_program as program
 from sandbox.inside.main_program import HOME
 
 FIRST_UID = 1000
-SEED_SHIFT = 64  # above all seeds: what stands for the kernel's numbers are others than those of `random`
-LENGTH = struct.Struct("q")  # at the start of a board: how long the display is, all of it
+SEED_SHIFT = 64  # above all seeds, so that the numbers in place of the kernel's differ from those of `random`
+LENGTH = struct.Struct("q")  # at the start of a board: how long all of the display is
 ROUNDS = 30  # until the interpreter has adapted all that it runs (PEP 659)
 REHEARSAL = (
     b"import math\nfor i in range(3):\n    print(i, f'{math.sqrt(i):.2f}', [i])",
     b"def f(x):\n    return 1 / x\nf(0)",
     b"x = = 1",
 )
-REHEARSAL_FOLDER = Path(__file__).with_name("rehearsal")  # of each library what it builds at first use
+# For each library, programs that use what it builds at first use
+REHEARSAL_FOLDER = Path(__file__).with_name("rehearsal")
 
 
-_generators: list[tuple[Callable[[int | None], None], int]] = []  # how each is seeded, and below what
+_generators: list[tuple[Callable[[int | None], None], int]] = []  # how each is seeded, and the bound of its seeds
 
 
 class SlotRequest(NamedTuple):
-    """What a slot is told about a call: its limits, in the order of wire.Limits, the sizes of what its one descriptor
-    holds (stdin, then the code), the size of the board for its display (0: none), its seed (-1: none).
+    """What a slot is told about a call.
+
+    It has the call's limits, in the order of wire.Limits; the sizes of stdin and of the code, which its one descriptor
+    holds in that order; the size of the board for its display (0: none); and its seed (-1: none).
     """
 
     wall_s: float
@@ -64,8 +67,10 @@ REQUEST = struct.Struct("ddqqqqqqqq")
 
 
 class Identity(NamedTuple):
-    """What is the same for all calls of a slot. uid None: keep the only id that is mapped. image_bytes: address space
-    of the zygote, which a call's memory limit does not count.
+    """What is the same for all calls of a slot.
+
+    uid: None keeps the only id that is mapped. image_bytes: address space of the zygote, which a call's memory limit
+    does not count.
     """
 
     uid: int | None
@@ -75,18 +80,18 @@ class Identity(NamedTuple):
 
 
 def file_bytes(disk_bytes: int, output_bytes: int) -> int:
-    """RLIMIT_FSIZE of a call: one limit for what it writes to a file and to stdout or stderr."""
+    """Returns RLIMIT_FSIZE of a call: one limit for what it writes to a file and to stdout or stderr."""
     return max(disk_bytes, output_bytes)
 
 
 def limit(kind: int, *values: int) -> None:
-    """Set the soft and the hard limit, or what this machine allows where that is less: more would be refused."""
-    most = resource.getrlimit(kind)[1] % (1 << 64)  # -1, no limit, becomes the largest number
+    """Sets the soft and the hard limit, or what this machine allows if that is less, since more would be refused."""
+    most = resource.getrlimit(kind)[1] % (1 << 64)  # -1, which means no limit, becomes the largest number
     resource.setrlimit(kind, (min(values[0], most), min(values[1], most)))
 
 
 def drop_privileges(request: SlotRequest, identity: Identity, source: int, out: int, err: int) -> None:
-    """Give up everything that guest code must not have. `source` holds stdin and code."""
+    """Gives up everything that guest code must not have. source: holds stdin and code."""
     for fd, standard in ((source, 0), (out, 1), (err, 2)):
         os.dup2(fd, standard)
     linux.close_from(3)
@@ -105,7 +110,7 @@ def drop_privileges(request: SlotRequest, identity: Identity, source: int, out: 
         limit(resource.RLIMIT_CPU, cpu, cpu + 1)  # SIGXCPU first; SIGKILL for code that ignores it
     if not identity.jailed:
         return
-    os.setsid()  # or a signal to its process group would reach the slot, where both have the same id
+    os.setsid()  # otherwise a signal to its process group would reach the slot, if both have the same id
     limit(resource.RLIMIT_NPROC, request.processes, request.processes)
     if identity.uid is not None:
         os.setresgid(identity.uid, identity.uid, identity.uid)
@@ -118,7 +123,7 @@ def drop_privileges(request: SlotRequest, identity: Identity, source: int, out: 
 def main_program(
     stdin_bytes: int, code_bytes: int, seed: int, show: program.Show, leave: Callable[[int], NoReturn] = os._exit
 ) -> NoReturn:
-    """Run the call's code, which is on descriptor 0 behind its stdin, as the main program. `seed`: -1 for none."""
+    """Runs the call's code, which is on descriptor 0 behind its stdin, as the main program. seed: -1 for none."""
     try:
         code = os.pread(0, code_bytes, stdin_bytes)
         os.ftruncate(0, stdin_bytes)
@@ -129,7 +134,7 @@ def main_program(
 
 
 def seed_random(seed: int) -> None:
-    """Numbers of their own for each call: what the zygote's generators hold would be the same in all."""
+    """Gives each call its own random numbers; the state of the zygote's generators would be the same in all."""
     for reseed, most in _generators:
         reseed(seed % most if seed >= 0 else None)
     if seed >= 0:
@@ -137,8 +142,10 @@ def seed_random(seed: int) -> None:
 
 
 def _seed_entropy(seed: int) -> None:
-    """Draw from the seed also what Python asks the kernel for: `os.urandom`, hence secrets, uuid4 and numpy's
-    default_rng; and the seed of a `random.Random()` that is given none, hence tempfile's names.
+    """Lets the seed also determine what Python asks the kernel for.
+
+    That is `os.urandom`, hence secrets, uuid4 and numpy's default_rng, and the seed of a `random.Random()` that is
+    given none, hence tempfile's names.
     """
     bits = Generator(seed + 1 << SEED_SHIFT).getrandbits
 
@@ -157,7 +164,7 @@ def _seed_entropy(seed: int) -> None:
 
 
 class Board:
-    """Shared memory through which a call's display leaves: no descriptor is needed in the guest."""
+    """Shared memory through which a call's display leaves, so that the guest needs no descriptor for it."""
 
     def __init__(self, address: int, size: int) -> None:
         self._address, self._room = address, size - LENGTH.size
@@ -169,15 +176,16 @@ class Board:
 
 
 def find_generators() -> None:
-    """Note the generators of random numbers that modules of this process have (`random`, sympy.core.random, numpy), for
-    `seed_random`.
+    """Notes the generators of random numbers in modules of this process (`random`, sympy.core.random, numpy).
+
+    `seed_random` seeds them.
     """
     _generators.clear()
     if (random := sys.modules.get("random")) is not None:
         named = [value for module in sys.modules.values() for value in getattr(module, "__dict__", {}).values()]
         for generator in {id(value): value for value in named if type(value) is random.Random}.values():
             generator.gauss_next = None
-            # the method in C; the one in Python only converts other kinds of seeds first
+            # The method in C; the one in Python only converts other kinds of seeds first.
             _generators.append((Generator.seed.__get__(generator), 1 << 63))
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed(0)
@@ -185,12 +193,15 @@ def find_generators() -> None:
 
 
 def _numpy_seeder(generator: Any) -> Callable[[int | None], None]:
-    """As `generator.seed`, which without a seed takes 190 page faults to fill the state (numpy/random, mt19937.h)."""
-    words, address = 624, generator._bit_generator.ctypes.state_address
+    """Returns `generator.seed`, which without a seed fills the state in one go.
+
+    Numpy's own takes 190 page faults for that (numpy/random, mt19937.h).
+    """
+    numbers, address = 624, generator._bit_generator.ctypes.state_address
 
     def seed(number: int | None) -> None:
         if number is None:
-            ctypes.memmove(address, os.urandom(4 * words) + words.to_bytes(4, sys.byteorder), 4 * words + 4)
+            ctypes.memmove(address, os.urandom(4 * numbers) + numbers.to_bytes(4, sys.byteorder), 4 * numbers + 4)
         else:
             generator.seed(number)
 
@@ -206,15 +217,16 @@ def _rehearsed(status: int) -> NoReturn:
 
 
 def _library_programs() -> list[bytes]:
-    """Programs that use the preloaded libraries, which would else build something in every call."""
+    """Returns programs that use the preloaded libraries, which would otherwise build something in every call."""
     files = sorted(REHEARSAL_FOLDER.glob("*.py"))
     return [file.read_bytes() for file in files if file.stem in sys.modules]
 
 
 def rehearse(*, libraries: bool) -> None:
-    """Run every path of a call in the zygote, with what is imported or what is in each call: what is built at first use
-    is then shared by all calls, not built in each, and fewer pages are written to. Standard streams are as before at
-    the end, and no program is left.
+    """Runs every path of a call in the zygote, with what is imported or with what is in each call.
+
+    What is built at first use is then shared by all calls, not built in each, and fewer pages are written to. At the
+    end standard streams are as before, and no program remains.
     """
     saved = [os.dup(standard) for standard in (0, 1, 2)]
     null, source = os.open(os.devnull, os.O_RDWR), os.memfd_create("rehearsal")

@@ -1,4 +1,4 @@
-"""The few system calls that Python has no name for. Standard library only: this file also runs inside the jail.
+"""The few system calls that Python has no function for. Standard library only: this file also runs inside the jail.
 
 Invariants
 - A call that the kernel refuses raises OSError with its errno; no failure is silent.
@@ -28,7 +28,8 @@ _fork = ctypes.PyDLL(None, use_errno=True).fork
 _syscall = ctypes.PyDLL(None, use_errno=True).syscall
 _INIT_STACK = ctypes.create_string_buffer(16384)
 _INIT_TOP = ctypes.c_void_p((ctypes.addressof(_INIT_STACK) + 16384) & ~15)
-_FUNCTIONS = (_libc.capset, _libc.prctl, _libc.syscall)  # looked up once: a lookup in each call would cost page faults
+# Looked up once, since a lookup in each call would cost page faults
+_FUNCTIONS = (_libc.capset, _libc.prctl, _libc.syscall)
 _PAUSE = ctypes.cast(_libc.pause, ctypes.c_void_p)
 _CAP_HEADER = struct.pack("Ii", 0x20080522, 0)
 _CAP_NONE = bytes(24)
@@ -55,12 +56,12 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, opt
 
 
 def unmount(target: str) -> None:
-    """Detach `target` now; the kernel frees it when its last user is gone."""
+    """Detaches `target` now; the kernel frees it when its last user is gone."""
     _checked(f"umount {target}", _libc.umount2(target.encode(), MNT_DETACH))
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """Bind `source` and what is mounted below it, all of it read-only."""
+    """Binds `source` and all that is mounted below it, read-only."""
     mount(source, target, None, MS_BIND | MS_REC)
     more = struct.pack("4Q", MS_RDONLY | MS_NOSUID, 0, 0, 0)  # what is set, cleared, propagation, user namespace
     result = _libc.syscall(NR_MOUNT_SETATTR, AT_FDCWD, target.encode(), AT_RECURSIVE, more, ctypes.c_size_t(len(more)))
@@ -68,7 +69,7 @@ def bind_read_only(source: str, target: str) -> None:
 
 
 def address_of(buffer: mmap.mmap) -> int:
-    """Where a writable mapping lies; the caller keeps it open."""
+    """Returns the address of a writable mapping, which the caller keeps open."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
@@ -81,22 +82,22 @@ def prctl(option: int, argument: int = 0, pointer: ctypes.Array[ctypes.c_char] |
 
 
 def drop_capabilities() -> None:
-    """Empty the calling process's ambient, effective, permitted and inheritable capabilities."""
+    """Empties the calling process's ambient, effective, permitted and inheritable capabilities."""
     prctl(PR_CAP_AMBIENT, 4)
     _checked("capset", _libc.capset(_CAP_HEADER, _CAP_NONE))
 
 
 def close_from(first: int) -> None:
-    """Close every descriptor from `first` up, in one system call."""
+    """Closes every descriptor from `first` up, in one system call."""
     _checked("close_range", _libc.syscall(NR_CLOSE_RANGE, first, ctypes.c_uint(0xFFFFFFFF), 0))
 
 
 def spawn_init() -> int:
-    """Start PID 1 of the namespace just unshared: it ignores SIGCHLD (so the kernel reaps orphans), blocks all signals
-    (where guest code has its id, it could run a handler of ours) and sleeps.
+    """Starts PID 1 of the namespace just unshared; it only sleeps.
 
-    Guest code thus never is PID 1 (which ignores its own signals), and a SIGKILL of this process ends the whole
-    namespace.
+    It ignores SIGCHLD, so that the kernel reaps orphans, and blocks all signals: where guest code has its id, it could
+    run a handler of ours. So guest code never is PID 1 (which ignores its own signals), and a SIGKILL of this process
+    ends the whole namespace.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -108,9 +109,9 @@ def spawn_init() -> int:
 
 
 def fork_sibling() -> int:
-    """Fork a child of the caller's parent. In it Python's own hooks have run, as after `os.fork`."""
+    """Forks a child of the caller's parent. In it Python's own hooks have run, as after `os.fork`."""
     number = 56 if os.uname().machine == "x86_64" else 220
-    # as os.fork does before: the hooks in the child release it, and from Python 3.13 on that fails for a free lock
+    # os.fork does this first: the hooks in the child release the lock, which fails for a free lock from Python 3.13 on.
     _imp.acquire_lock()
     pid: int = _syscall(number, ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), None, None, None, None)
     if pid == 0:
@@ -121,7 +122,7 @@ def fork_sibling() -> int:
 
 
 def fork() -> int:
-    """Fork without Python's at-fork hooks, for a process with one thread: threading's alone touches 120 pages.
+    """Forks without Python's at-fork hooks, for a process with one thread: threading's alone touches 120 pages.
 
     What a child needs of the hooks is the caller's task: new seeds for random number generators.
     """
@@ -129,9 +130,10 @@ def fork() -> int:
 
 
 class Filter:
-    """A seccomp filter for this machine's own system calls: `actions` gives (first number, errno or 0 to allow) of each
-    segment of the number line, ascending from 0; -n: EPERM if argument n of the call (from 0) is SIGCONT. Calls in the
-    way of another architecture kill the process.
+    """A seccomp filter for this machine's own system calls; those of another architecture kill the process.
+
+    actions: has (first number, errno or 0 to allow) for each segment of the number line, ascending from 0. In place of
+    an errno, -n means EPERM if argument n of the call (from 0) is SIGCONT.
     """
 
     def __init__(self, actions: list[tuple[int, int]]) -> None:
@@ -140,7 +142,7 @@ class Filter:
         code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill), (load, 0, 0, 0)]
 
         def search(first: int, last: int) -> list[tuple[int, int, int, int]]:
-            """A binary search: few steps a call, and few for the kernel when it installs the filter."""
+            """Returns a binary search: few steps a call, and few for the kernel when it installs the filter."""
             if first == last:
                 error = actions[first][1]
                 if error < 0:
@@ -157,7 +159,7 @@ class Filter:
 
     @property
     def address(self) -> int:
-        """Of the kernel's `struct sock_fprog`."""
+        """The address of the kernel's `struct sock_fprog`."""
         return ctypes.addressof(self._program)
 
     def install(self) -> None:

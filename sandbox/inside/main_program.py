@@ -1,5 +1,4 @@
-"""Guest code: runs a main program as `python main.py` would, in the process that guest.py has made ready. Standard
-library only.
+"""Runs guest code as `python main.py` would, in the process that guest.py has made ready. Standard library only.
 
 Invariants
 - The program finds `__main__`, tracebacks, exit codes, flushing, atexit and threads as the interpreter gives them.
@@ -31,11 +30,12 @@ from typing import Any, NoReturn
 HOME = "/tmp"
 FILENAME = f"{HOME}/main.py"  # absolute, as the interpreter makes it
 OURS = os.path.dirname(__file__)
-# ends a child whose MemoryError nobody caught: a wait status of its own, apart from exit code 1
+# The signal that ends a child whose MemoryError nobody caught: a wait status of its own, distinct from exit code 1.
 OUT_OF_MEMORY, DEFAULT = int(signal.SIGRTMAX), int(signal.SIG_DFL)
-LAST_WORDS = OUT_OF_MEMORY - 1  # what a slot sends at the wall limit, LAST_WORDS_S before it kills
+LAST_WORDS = OUT_OF_MEMORY - 1  # the signal that a slot sends at the wall limit, LAST_WORDS_S before it kills
 LAST_WORDS_S = 0.05
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # computed here: there may be no memory for a number
+# Computed here, since there may be no memory for a number later
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 Show = Callable[[str], None] | None
 DISPLAY = sys.__excepthook__  # prints as the interpreter does, whatever guest code makes of the names in sys
 FOPEN, FFLUSH = ctypes.CDLL(None)["fopen"], ctypes.CDLL(None)["fflush"]
@@ -44,7 +44,7 @@ RUN_FILE = ctypes.pythonapi["PyRun_FileEx"]
 RUN_FILE.restype = ctypes.py_object
 RUN_FILE.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, *(ctypes.py_object,) * 2, ctypes.c_int)
 FILE_INPUT = 257  # Py_file_input
-# Code with one of these finds main.py on its disk. Elsewhere a file would only cost time.
+# Code with one of these finds main.py on its disk. For other code a file would only cost time.
 NEED_FILE = re.compile(
     rb"__file__|__loader__|main\.py|sys\.argv|listdir|scandir|glob|iterdir|spawn|hread|__del__|atexit|yield|coding|ctypes|"
     rb"import main|def flush|walk\(|system\(|subprocess|popen|co_filename|weakref|async|fork|\f|\xe2\x80\xa8|\xc2\x85|"
@@ -57,13 +57,13 @@ COOKIE = re.compile(
     rb"(?:\xef\xbb\xbf)?(?:[ \t\f]*(?:#[^\r\n]*)?(?:\r\n|\r|\n))?"
     rb"[ \t\f]*#[^\r\n]*?coding(?P<sign>[:=])[ \t]*(?!(?i:utf[-_]?8)\b)[-\w.]"
 )
-# Only code with one of these can show something while its objects die; a look for garbage costs 100 page faults.
+# Only code with one of these can show something while its objects die; a search for garbage costs 100 page faults.
 FINALISERS = re.compile(rb"__del__|yield|weakref|async|fdopen|open\(1|Wrapper|def close|tqdm|always")
 SPECIAL = re.compile(b"|".join(pattern.pattern for pattern in (NEED_FILE, ODD, FINALISERS)))
 
 
 def _as_one_line(tree: ast.Module) -> ast.Module:
-    """The same program, all of it in line 1."""
+    """Returns the same program, all of it in line 1."""
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.arg | ast.keyword):
             node.lineno = node.end_lineno = 1
@@ -74,11 +74,11 @@ def _as_one_line(tree: ast.Module) -> ast.Module:
 with open(os.path.join(OURS, "finalise.py"), encoding="utf-8") as _file:
     LAST = compile(_as_one_line(ast.parse(_file.read())), "sys", "exec", dont_inherit=True)
 _source = [b""]  # the code that runs, for linecache
-_process = [0]  # that runs it: what it forks holds copies of what it has printed
+_process = [0]  # the process that runs it; the processes that it forks hold copies of what it has printed
 
 
 def make_ready() -> ModuleType:
-    """The module `__main__`, and all else that a program finds; made in the zygote, to spare the calls."""
+    """Makes the module `__main__` and all else that a program finds; the zygote does it, to spare the calls."""
     main = ModuleType("__main__")
     main.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"], __file__=FILENAME, __cached__=None)
     main.__loader__ = SourceFileLoader("__main__", FILENAME)
@@ -89,8 +89,9 @@ def make_ready() -> ModuleType:
 
 
 def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) -> NoReturn:
-    """Run `code` as the main program and end the process as the interpreter would: by `leave` with its exit code, or by
-    a signal.
+    """Runs `code` as the main program and ends the process as the interpreter would: by `leave`, or by a signal.
+
+    leave: is called with the exit code.
     """
     _source[0] = code
     note_process()
@@ -101,7 +102,7 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
     if special and NEED_FILE.search(code):
         write_main(code)
     if finalise:
-        make_ready()  # the one from the zygote is frozen: no garbage collection would find what only it holds
+        make_ready()  # the one from the zygote is frozen: no garbage collection would see what only it holds
     namespace = sys.modules["__main__"].__dict__
     ended = None
     try:
@@ -121,7 +122,7 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
         status = _end(status, special and b"ctypes" in code, finalise=finalise)
     except MemoryError:
         status = None
-    except BaseException:  # from a signal handler: into the interpreter's ending, which is C, none breaks
+    except BaseException:  # from a signal handler; none can interrupt the interpreter's own ending, which is C
         signal.pthread_sigmask(signal.SIG_BLOCK, range(signal.SIGQUIT, OUT_OF_MEMORY))  # not those of `die`
         _flush()
     if status is None or status < 0:
@@ -130,12 +131,12 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
 
 
 def note_process() -> None:
-    """From here on it is this process whose output `last_words` writes."""
+    """Notes that from here on this process's output is what `last_words` writes."""
     _process[0] = os.getpid()
 
 
 def last_words(number: int, frame: object) -> NoReturn:
-    """Handler of LAST_WORDS and SIGXCPU: write out what was printed, then die by that signal as without a handler."""
+    """Handles LAST_WORDS and SIGXCPU: writes out what was printed, then dies by that signal as without a handler."""
     if os.getpid() == _process[0]:
         for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
             with contextlib.suppress(BaseException):
@@ -145,8 +146,9 @@ def last_words(number: int, frame: object) -> NoReturn:
 
 
 def without_cookie(code: bytes) -> bytes:
-    """The same program without a coding declaration: code comes as text, which we encode, whatever encoding its author
-    meant to save it in. No byte moves: of `coding: latin-1` the colon becomes a semicolon.
+    """Returns the same program without a coding declaration, since code comes as text, which we encode.
+
+    No byte moves: the colon of `coding: latin-1` becomes a semicolon.
     """
     while (cookie := COOKIE.match(code)) is not None:
         at = cookie.start("sign")
@@ -155,7 +157,7 @@ def without_cookie(code: bytes) -> bytes:
 
 
 def die(number: int) -> NoReturn:
-    """End this process by a signal; without memory of its own, as there may be none."""
+    """Ends this process by a signal, without allocating memory, since there may be none."""
     _signal.signal(number, DEFAULT)
     os.kill(os.getpid(), number)
     signal.pause()
@@ -163,12 +165,12 @@ def die(number: int) -> NoReturn:
 
 
 def write_main(code: bytes) -> None:
-    """Put main.py where `python main.py` would have found it: tracebacks made in C read it. And what /dev/stdin is."""
+    """Writes main.py where `python main.py` would have it (tracebacks made in C read it), and what /dev/stdin is."""
     with contextlib.suppress(OSError):
         fd = os.open(FILENAME, CREATE, 0o644)
         os.write(fd, code)
         os.close(fd)
-        if b"/dev/stdin" in code:  # which is this copy: all of stdin, or none
+        if b"/dev/stdin" in code:  # it is this copy: all of stdin, or none
             fd, size = os.open(".stdin", CREATE, 0o600), os.fstat(0).st_size
             if os.sendfile(fd, 0, 0, size) < size:
                 os.unlink(".stdin")
@@ -176,7 +178,7 @@ def write_main(code: bytes) -> None:
 
 
 def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
-    """Compile and run; where text and file make a difference, as a file: for odd bytes and syntax errors."""
+    """Compiles and runs code; as a file if text and file differ, for odd bytes and syntax errors."""
     if not odd:
         try:
             program = compile_main(code)
@@ -202,10 +204,11 @@ def execute(
     flags: int = 0,
     evaluate: Callable[[CodeType, dict[str, object]], object] = eval,
 ) -> None:
-    """Compile and run, and show the value of the last expression, unless a semicolon ends it. `flags`: of the compiler;
-    `evaluate` runs what they make of code.
+    """Compiles and runs code, and shows the value of the last expression, unless a semicolon ends it.
+
+    flags: those of the compiler. evaluate: runs what they make of code.
     """
-    # by ast.parse a syntax error would show a frame of it
+    # With ast.parse a syntax error would show a frame of it.
     tree: Any = compile(code, filename, "exec", ast.PyCF_ONLY_AST | flags, dont_inherit=True)
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
@@ -222,8 +225,9 @@ def compile_main(code: bytes) -> CodeType:
 
 
 def finish(error: BaseException) -> int | None:
-    """Report what ended the main program as PyErr_Print does; the exit code, None for an uncaught MemoryError, negative
-    for a death by this signal.
+    """Reports what ended the main program as PyErr_Print does, and returns the exit code.
+
+    It is None for an uncaught MemoryError, and negative for a death by that signal.
     """
     if isinstance(error, SystemExit):
         return _exit_code(error)
@@ -250,7 +254,7 @@ def finish(error: BaseException) -> int | None:
 
 
 def strip(error: BaseException, *folders: str) -> None:
-    """Take the frames of our own code, and of what is in `folders`, off the top of the traceback."""
+    """Removes the frames of our own code, and of files in `folders`, from the top of the traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((OURS, *folders)):
         trace = trace.tb_next
@@ -268,7 +272,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _say(text: object) -> None:
-    """Write to sys.stderr, or to descriptor 2 where that is gone; never fail."""
+    """Writes to sys.stderr, or to descriptor 2 if that is gone; never fails."""
     with contextlib.suppress(BaseException):
         stream = getattr(sys, "stderr", None)
         encoded = str(text)
@@ -279,8 +283,9 @@ def _say(text: object) -> None:
 
 
 def _end(status: int | None, in_c: bool, *, finalise: bool) -> int | None:
-    """What a program can notice of the interpreter's exit: joined threads, atexit, flushing, finalisers. Returns the
-    exit code: 120 if flushing fails; None and negative ones, for deaths by a signal, stay.
+    """Does what a program can notice of the interpreter's exit: joins threads, runs atexit, flushes, finalises.
+
+    It returns the exit code: 120 if flushing fails. None and negative ones, for deaths by a signal, stay.
     """
     try:
         if len(threading._active) > 1:  # type: ignore[attr-defined] # active_count would take a lock
@@ -301,25 +306,25 @@ def _end(status: int | None, in_c: bool, *, finalise: bool) -> int | None:
             with contextlib.suppress(BaseException):
                 stream.flush()
     if in_c:
-        FFLUSH(None)  # what C code has printed
+        FFLUSH(None)  # prints what C code has printed
     return status if flushed or status is None or status < 0 else 120
 
 
 def _finalise(stdout: Any, stderr: Any) -> None:
-    """Let the main program's objects die, in the interpreter's order."""
+    """Lets the main program's objects die, in the interpreter's order."""
     if gc.isenabled():
         gc.collect()
     sys.last_type = sys.last_value = sys.last_traceback = None
     sys.stdout, sys.stderr = stdout, stderr
-    # as warnings say it that come when no frame is left
+    # Warnings then look as they do when no frame is left.
     alone = len(threading._active) == 1 and getattr(sys, "excepthook", None) is DISPLAY  # type: ignore[attr-defined]
-    # what a daemon thread or a hook holds lives on
+    # What a daemon thread or a hook holds lives on.
     names = {"__name__": "sys", "modules": sys.modules, "gc": gc, "objects": gc.get_objects if alone else list}
     exec(LAST, names)
 
 
 def _flush() -> bool:
-    """Flush stdout and stderr as the interpreter does; whether both could."""
+    """Flushes stdout and stderr as the interpreter does; returns whether both could be flushed."""
     flushed = True
     stream = getattr(sys, "stdout", None)
     try:

@@ -1,8 +1,7 @@
-"""The optional C part of the jail, _native.c and _snapshot.c: builds it (`python -m sandbox.inside.native`), and loads
-it.
+"""The optional C part of the jail, _native.c and _snapshot.c: builds it (`python -m sandbox.inside.native`), loads it.
 
 Invariants
-- Without it everything works the same, only slower: `load` then returns None.
+- Without it everything works the same, only slower; `load` then returns None.
 - `NativeSlot` mirrors a structure of _native.c. Standard library only: this file also runs inside the jail.
 """
 
@@ -16,14 +15,14 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-BUILT = Path(__file__).with_name("_native.so")  # by `build`
-IN_A_WHEEL = BUILT.with_name(f"_native{EXTENSION_SUFFIXES[0]}")  # by setuptools
+BUILT = Path(__file__).with_name("_native.so")  # made by `build`
+IN_A_WHEEL = BUILT.with_name(f"_native{EXTENSION_SUFFIXES[0]}")  # made by setuptools
 LIBRARY = IN_A_WHEEL if IN_A_WHEEL.exists() and not BUILT.exists() else BUILT
 SOURCES = [Path(__file__).with_name(name) for name in ("_native.c", "_snapshot.c")]
 
 
 class NativeSlot(ctypes.Structure):
-    """What a slot is, for `Native.serve`."""
+    """The slot, as `Native.serve` needs it."""
 
     _fields_ = (
         ("control", ctypes.c_int),
@@ -40,21 +39,22 @@ class Native:
         library = ctypes.PyDLL(str(path), use_errno=True)
         self._snapshot, self._forget, self._keep = library.snapshot, library.forget, library.keep
         self._snapshot.restype, self._forget.restype, self._keep.restype = ctypes.c_long, None, None
-        # (byref of a NativeSlot, address of five 64-bit integers); returns in the child of a call
+        # It takes the byref of a NativeSlot and the address of five 64-bit integers, and returns in the child of a
+        # call.
         self.serve = library.serve
         self.serve.restype = None
 
     def forget(self, proc: int) -> None:
-        """Unmap the text of all libraries, to see what will be used from here on. `proc`: of /proc."""
+        """Unmaps the text of all libraries, so that later use of it can be seen. proc: descriptor of /proc."""
         self._forget(_smaps(proc))
 
     def keep(self, proc: int) -> None:
-        """Own the text used since `forget`, where much of it is used side by side."""
+        """Takes over the text used since `forget`, where much of it is used side by side."""
         with _pagemap(proc) as pagemap:
             self._keep(_smaps(proc), pagemap.fileno())
 
     def snapshot(self, proc: int) -> int:
-        """Cover what this process wrote so far, and own the text used since `forget`; the bytes covered."""
+        """Covers what this process wrote so far, takes over the text used since `forget`; returns the bytes covered."""
         with _pagemap(proc) as pagemap:
             covered = int(self._snapshot(_smaps(proc), pagemap.fileno()))
         if covered < 0:
@@ -68,12 +68,12 @@ def _pagemap(proc: int) -> io.FileIO:
 
 def _smaps(proc: int) -> Any:
     with open(os.open("self/smaps", os.O_RDONLY, dir_fd=proc), "rb") as file:
-        # no string buffer: its type, made for its length, would be garbage that each call finds
+        # No string buffer: its type, made for its length, would be garbage that each call finds.
         return ctypes.byref(ctypes.c_char.from_buffer(bytearray(file.read() + b"\0")))
 
 
 def load() -> Native | None:
-    """None when it was not built, or was built for another machine."""
+    """Returns the library; None if it was not built, or built for another machine."""
     try:
         return Native(LIBRARY)
     except OSError:
@@ -81,7 +81,7 @@ def load() -> Native | None:
 
 
 def build() -> None:
-    """Compile the sources beside them. RuntimeError says what is missing, and what to do about it."""
+    """Compiles the sources beside them. Raises RuntimeError with what is missing, and what to do about it."""
     import shutil
     import subprocess
 

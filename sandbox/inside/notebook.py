@@ -1,19 +1,19 @@
 """A session inside the jail: an interpreter that runs one cell after the other, and its init. Standard library only.
 
 Invariants
-- The init is PID 1 of the session's namespace and parent of the interpreter; when it ends the kernel ends all.
+- The init is PID 1 of the session's namespace and parent of the interpreter; when it ends, the kernel ends all.
 - Between cells every process of a session is stopped (SIGSTOP), so an idle session uses no CPU and changes nothing. No
-  guest code can wake what is stopped: its filter refuses every way to send SIGCONT, and the one way that is left, the
-  end of a process whose group is thereby orphaned, is met by stopping all again, ever less often.
+  guest code can wake what is stopped: its filter refuses every way to send SIGCONT. One way remains, the end of a
+  process whose group is thereby orphaned; against it all are stopped again, ever less often.
 - When a session goes back to its copy, everything else that ran in it is killed.
-- That a cell timed out or died, how long it took and what it used comes from the kernel. Only "ok" or "error" of a cell
-  that ended by itself is what the session's interpreter says, as an exit code is what a program says.
+- That a cell timed out or died, how long it took and what it used comes from the kernel. Only the "ok" or "error" of a
+  cell that ended by itself is the claim of the session's interpreter, as an exit code is the claim of a program.
 - The interpreter's descriptors are {0, 1, 2}: code goes in and the display comes out through shared memory.
-- Each cell finds a sys.stdout and sys.stderr that show what it prints, whatever an earlier one did to them. A cell may
-  await at its top level; tasks that it leaves go on when a later one awaits.
+- Each cell has a sys.stdout and sys.stderr that show what it prints, whatever an earlier one did to them. A cell may
+  await at its top level; tasks that it leaves continue when a later one awaits.
 
-Control messages: host -> init: `CELL` with one descriptor (stdin, then the code), or one byte (cancel); init ->
-host: READY, then for each cell ENDED at its limit or when cancelled, and a `CellReport` with the descriptors of stdout,
+Control messages: host -> init: `CELL` with one descriptor (stdin, then the code), or one byte (cancel). init -> host:
+READY, then for each cell ENDED at its limit or when cancelled, and a `CellReport` with the descriptors of stdout,
 stderr and the board.
 """
 
@@ -48,12 +48,12 @@ STOP_AGAIN_S = 0.05  # doubled up to AT_LAST_S
 AT_LAST_S = 60.0
 INTERRUPT_S = 0.25  # between the interrupt at the wall limit and the kill
 START_S = 5.0
-CO_COROUTINE = 0x80  # inspect's, which not every tier has
-FEW, PIDS = 1 << 15, 1 << 22  # numbers of processes: all that most sessions see, and all that Linux has
+CO_COROUTINE = 0x80  # inspect's constant; not every tier has that module
+FEW, PIDS = 1 << 15, 1 << 22  # numbers of processes: all that most sessions use, and all that Linux has
 
 
 class State(IntEnum):
-    """Of a session after a cell."""
+    """The state of a session after a cell."""
 
     GONE = 0
     LIVE = 1
@@ -61,7 +61,10 @@ class State(IntEnum):
 
 
 class CellReport(NamedTuple):
-    """ended: an EndedBy. status: a wait status if died, else an exit code (-1: out of memory). state: a State."""
+    """The report of a cell.
+
+    ended: an EndedBy. status: a wait status if died, else an exit code (-1: out of memory). state: a State.
+    """
 
     ended: int
     status: int
@@ -79,13 +82,13 @@ class SessionInit:
         self._control = control
         self._identity = identity
         self._child = self._backup = self._serial = self._newest = 0
-        # whether the copy is still to be made; not asked of the board, which guest code can write to
+        # Whether the copy is still to be made; the board is not asked, since guest code can write to it.
         self._copy = False
         self._status: int | None = None  # wait status of an interpreter that ended
         self._stopped = False
 
     def serve(self) -> None:
-        """Become PID 1 of a namespace and run cells until the host closes the control socket or the state is gone."""
+        """Becomes PID 1 of a namespace and runs cells until the host closes the control socket or the state is gone."""
         enter_namespaces()
         linux.unshare(linux.CLONE_NEWPID)
         if os.fork():
@@ -95,7 +98,7 @@ class SessionInit:
         for end in (self._wake, wake):
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which PID 1 never sees
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # PID 1 never sees it
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self._control.send(READY)
         state = State.LIVE
@@ -110,7 +113,7 @@ class SessionInit:
                 os.close(descriptors[0])
 
     def _keep_still(self) -> None:
-        """Wait for the next message."""
+        """Waits for the next message."""
         poll, seconds = select.poll(), STOP_AGAIN_S
         poll.register(self._control, select.POLLIN)
         while not poll.poll(seconds * 1000):
@@ -118,7 +121,7 @@ class SessionInit:
             _stop_all()
 
     def _start(self, request: guest.SlotRequest) -> None:
-        """Start the interpreter and wait until it is idle."""
+        """Starts the interpreter and waits until it is idle."""
         mount_home(self._identity.uid, request.disk_bytes)
         self._files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
         board = os.memfd_create("board")
@@ -130,7 +133,8 @@ class SessionInit:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                request = request._replace(cpu_s=float("inf"))  # a session has a wall limit a cell, no sum of CPU
+                # Each cell has a wall limit; the sum of CPU is not limited
+                request = request._replace(cpu_s=float("inf"))
                 guest.drop_privileges(request, self._identity, *self._files)
                 interpret(linux.address_of(self._board), request.seed)
             except MemoryError:
@@ -155,7 +159,8 @@ class SessionInit:
         ended = self._wait(request.wall_s)
         if ended != EndedBy.ITSELF and self._status is None:
             self._control.send(ENDED)
-            os.kill(self._child, signal.SIGINT)  # an exception in the cell; the state lives if the cell lets it pass
+            # Raises an exception in the cell; the state lives if the cell lets it pass
+            os.kill(self._child, signal.SIGINT)
             os.kill(self._child, signal.SIGCONT)
             if self._wait(INTERRUPT_S, final=True) != EndedBy.ITSELF:
                 os.kill(self._child, main_program.LAST_WORDS)
@@ -167,7 +172,7 @@ class SessionInit:
         return self._report(ended, wall, cpu)
 
     def _report(self, ended: EndedBy, wall: float, cpu: float) -> State:
-        """Leave nothing running, settle on a state, and report it."""
+        """Leaves nothing running, settles on a state, and reports it."""
         _stop_all()
         died, state = self._status, State.LIVE
         status = max(-1, min(DONE.unpack_from(self._board, DONE_AT)[1], 255))
@@ -196,7 +201,7 @@ class SessionInit:
         self._board[CODE_AT : CODE_AT + len(code)] = code
 
     def _wait(self, wall_s: float, *, final: bool = False) -> EndedBy:
-        """Wait for the end of the cell or the interpreter (ITSELF), the limit, or a cancellation or the host's end."""
+        """Waits for the end of the cell or the interpreter (ITSELF), the limit, or a cancellation or the host's end."""
         until = time.monotonic() + wall_s
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -220,7 +225,7 @@ class SessionInit:
                 return EndedBy.WALL_LIMIT
 
     def _collect(self) -> None:
-        """Take note of every child that stopped or ended; guest code may have made children of ours."""
+        """Notes every child that stopped or ended; guest code may have made children of ours."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | linux.WALL)
@@ -238,13 +243,13 @@ class SessionInit:
                 self._given(pid)
 
     def _given(self, pid: int) -> bool:
-        """Note a number just given; whether they ascend as yet, so that none above it is in use."""
+        """Notes a number just given; returns whether numbers have only ascended, so that none above it is in use."""
         self._newest = pid if pid > self._newest else PIDS
         return self._newest < PIDS
 
     def _alone(self, kept: int) -> bool:
-        """Kill every process of the session but one, all being stopped; whether none can have been missed."""
-        _kill(range(2, FEW), kept)  # first of all: a process more may need their memory
+        """Kills every process of the session but one, all being stopped; returns whether none can have been missed."""
+        _kill(range(2, FEW), kept)  # first of all, since a further process may need their memory
         try:
             ascending = self._given(os.fork() or os._exit(0))
         except OSError:
@@ -270,7 +275,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def interpret(address: int, seed: int) -> NoReturn:
-    """Run the cells that the init lays out, stopped in between. `address`: of the board."""
+    """Runs the cells that the init lays out, and is stopped in between. address: that of the board."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = main
@@ -287,8 +292,8 @@ def interpret(address: int, seed: int) -> NoReturn:
             done = serial
             if copy and _copy_made():
                 continue
-            if stdin_bytes or sys.stdin is stdin:  # a new one: the last one may hold what its cell did not read
-                sys.stdin = stdin = None  # as Python has it where the descriptor was closed: open(0).read() does that
+            if stdin_bytes or sys.stdin is stdin:  # a new one, since the last one may hold what its cell did not read
+                sys.stdin = stdin = None  # as in Python if the descriptor was closed: open(0).read() does that
                 with contextlib.suppress(OSError):
                     sys.stdin = stdin = reopen(0, encoding="utf-8", closefd=False)
             outputs.heal()
@@ -301,24 +306,24 @@ def interpret(address: int, seed: int) -> NoReturn:
 
 
 class Outputs:
-    """sys.stdout and sys.stderr of all cells."""
+    """The sys.stdout and sys.stderr of all cells."""
 
     def __init__(self) -> None:
         self._streams: dict[str, TextIO] = {"stdout": sys.stdout, "stderr": sys.stderr}
-        self._open = open  # guest code may put something else in the place of the name
+        self._open = open  # guest code may replace the name
 
     def heal(self) -> None:
-        """Put them back where a cell has put others, and new ones in the place of closed ones."""
+        """Restores them if a cell has put others in their place, and makes new ones for closed ones."""
         for name, stream in self._streams.items():
             if _closed(stream):
-                # where the cell has closed the descriptor too there is none, as in any Python
+                # If the cell has closed the descriptor too there is none, as in any Python.
                 with contextlib.suppress(OSError):
                     self._streams[name] = stream = self._new(name)
                     setattr(sys, f"__{name}__", stream)
             setattr(sys, name, stream)
 
     def flush(self) -> None:
-        """Write out what was printed before a cell put another stream in the place of one."""
+        """Writes out what was printed before a cell put another stream in the place of one."""
         for stream in self._streams.values():
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -337,7 +342,7 @@ def _closed(stream: TextIO) -> bool:
 
 
 class EventLoop:
-    """Runs the code of cells; the loop on which they await is made when the first one does."""
+    """Runs the code of cells. The first cell that awaits makes the loop."""
 
     def __init__(self) -> None:
         self._loop: Any = None
@@ -347,30 +352,31 @@ class EventLoop:
         return self._run(value) if code.co_flags & CO_COROUTINE else value
 
     def _run(self, coroutine: Any) -> object:
-        import asyncio  # not above: few cells need it, and it is no module of the smallest tier
+        import asyncio  # not above: few cells need it, and the smallest tier does not have it
 
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)  # again in each cell: asyncio.run leaves none
+        asyncio.set_event_loop(self._loop)  # again in each cell, since asyncio.run leaves none
         task = self._loop.create_task(coroutine)
         try:
             return self._loop.run_until_complete(task)
         except BaseException as error:
-            if not task.done():  # an interrupt while it waited: it must not go on in a later cell
+            if not task.done():  # an interrupt while it waited: it must not continue in a later cell
                 task.cancel()
                 try:
                     self._loop.run_until_complete(task)
                 except asyncio.CancelledError as end:
-                    error.__traceback__ = end.__traceback__  # which shows where in the cell it waited
+                    error.__traceback__ = end.__traceback__  # it shows where in the cell it waited
             elif not task.cancelled():
-                task.exception()  # it is known: or asyncio would log it
+                task.exception()  # marks it as retrieved, or asyncio would log it
             main_program.strip(error, os.path.dirname(asyncio.__file__))
             raise
 
 
 def _copy_made() -> bool:
-    """Copy this process, for the init to go back to; whether it is the copy that returns. Without memory or a process
-    to spare there is none.
+    """Copies this process, for the init to go back to; returns whether this is the copy.
+
+    Without memory or a process to spare there is none.
     """
     try:
         pid = linux.fork_sibling()
@@ -382,7 +388,7 @@ def _copy_made() -> bool:
 
 
 def _run(code: bytes, name: str, main: ModuleType, board: guest.Board, loop: EventLoop) -> int:
-    # whole: of a name in angle brackets it would not ask for the lines later
+    # Whole lines: for a name in angle brackets linecache would not ask for them later.
     linecache.cache[name] = len(code), None, code.decode(errors="replace").splitlines(keepends=True), name
     main_program.note_process()
     status: int | None = 0

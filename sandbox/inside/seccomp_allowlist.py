@@ -3,8 +3,8 @@
 Invariants
 - A call that is not listed fails with EPERM; one that is newer than this list with ENOSYS, so that libraries fall back.
 - No descriptor is sent through a socket: in a circle of them it would outlive the call, with all that is queued there.
-- Files are opened by openat, of which the outer policy sees the flags.
-- On top of it the outer policy (policy.kafel) refuses by name, and some listed calls by their arguments.
+- Files are opened by openat, whose flags the outer policy sees.
+- In addition the outer policy (policy.kafel) refuses by name, and some listed calls by their arguments.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ NEWEST = 461  # numbers above it did not exist when this list was made
 
 
 def actions(*, session: bool) -> list[tuple[int, int]]:
-    """The number line cut into segments: (first number of the segment, what linux.Filter does), in ascending order.
+    """Returns the number line cut into segments: (first number of the segment, what linux.Filter does), ascending.
+
     session: nobody but its init may wake what is stopped.
     """
     column = 0 if os.uname().machine == "x86_64" else 1

@@ -1,16 +1,16 @@
 """A slot: runs one call at a time, each in a fresh PID namespace and on a fresh tmpfs. Standard library only.
 
 Invariants
-- The verdict is what the kernel says (wait status, rusage, own clock); no byte that guest code can write takes part.
-- When the report leaves, every process of the call is dead. The file system of a call is never seen by another.
+- The verdict is what the kernel reports (wait status, rusage, own clock); no byte that guest code can write takes part.
+- When the report leaves, every process of the call is dead. No other call ever sees the file system of a call.
 - A slot ends when its host is gone (end of file on the control socket) and on any error of its own: there is never a
   half-made jail.
 
-Control messages: host -> slot: `Request` with one descriptor, or one byte (cancel); slot -> host: READY, then for each
+Control messages: host -> slot: `Request` with one descriptor, or one byte (cancel). slot -> host: READY, then for each
 request ENDED when all of it is about to die, if it took longer than LONG_S, and a `SlotReport` with the descriptors of
 stdout, stderr and, if asked for, the display.
 
-`_call` is the plain form of what _native.c does where it is built.
+`_call` is the plain form of what _native.c does if it is built.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from sandbox.inside import main_program as program
 from sandbox.inside.native import Native, NativeSlot
 
 READY, ENDED = b"ready", b"ended"
-LONG_S = 1.0  # what has not run for so long has not made much that could take long to die
+LONG_S = 1.0  # what has run for a shorter time has not made much that could take long to die
 LONGEST_MS = (1 << 31) - 1  # of one poll: an int, 24 days
 
 
 class EndedBy(IntEnum):
-    """What ended a call; the same numbers in _native.c."""
+    """What ended a call; the numbers are the same in _native.c."""
 
     ITSELF = 0
     WALL_LIMIT = 1
@@ -58,7 +58,7 @@ REPORT = Struct("qqddq")
 
 
 def enter_namespaces() -> None:
-    """The namespaces that a slot or a session keeps for its life."""
+    """Enters the namespaces that a slot or a session keeps for its life."""
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
 
 
@@ -77,7 +77,7 @@ class Slot:
         self._home: tuple[int, ...] | None = None  # size and state of the mounted file system
 
     def serve(self) -> None:
-        """Consume requests, one at a time, until the host closes the control socket."""
+        """Consumes requests, one at a time, until the host closes the control socket."""
         self.enter()
         self._control.send(READY)
         if self._native is not None:
@@ -86,11 +86,11 @@ class Slot:
             message, descriptors, _, _ = socket.recv_fds(self._control, guest.REQUEST.size, 1)
             if not message:
                 return
-            if descriptors:  # else: the cancellation of a call that has just ended
+            if descriptors:  # otherwise it cancels a call that has just ended
                 self._call(guest.SlotRequest(*guest.REQUEST.unpack(message)), descriptors[0])
 
     def _serve_natively(self, library: Native) -> NoReturn:
-        """Between the fork of a call and its code each page that is written to costs: so little happens here."""
+        """Serves by the native part. Before a call's code each page written to costs, so little happens here."""
         uid, image, policy, _ = self._identity
         uid = -1 if uid is None else uid
         slot = NativeSlot(self._control.fileno(), self._self, uid, image, guest.HOME.encode(), policy.address)
@@ -117,7 +117,7 @@ class Slot:
         for fd in (source, *outputs):
             os.close(fd)
         if self._home is not None and self._home != _home_state(request.disk_bytes):
-            linux.unmount(guest.HOME)  # after the reply: it may wait for an RCU grace period
+            linux.unmount(guest.HOME)  # after the reply, since it may wait for an RCU grace period
             self._home = None
 
     def _execute(self, request: guest.SlotRequest, source: int, outputs: list[int]) -> SlotReport:
@@ -137,11 +137,11 @@ class Slot:
         if wall > LONG_S:
             self._control.send(ENDED)
         status, cpu_s, peak = _reap(child)
-        linux.setns(self._self, linux.CLONE_NEWPID)  # or the next unshare would be refused
+        linux.setns(self._self, linux.CLONE_NEWPID)  # otherwise the next unshare would be refused
         return SlotReport(ended, status, wall, cpu_s, peak)
 
     def _run(self, request: guest.SlotRequest, source: int, outputs: list[int]) -> NoReturn:
-        """In the child of a call."""
+        """Runs the call, in its child."""
         show = None
         if request.display_bytes:
             board = mmap.mmap(outputs[2], 0)
@@ -150,7 +150,7 @@ class Slot:
         guest.main_program(request.stdin_bytes, request.code_bytes, request.seed, show)
 
     def _mount_home(self, disk_bytes: int) -> None:
-        """A fresh tmpfs for the call, or the one that no call has touched yet."""
+        """Mounts a fresh tmpfs for the call, or keeps the one that no call has touched yet."""
         if self._home is not None:
             if self._home[0] == disk_bytes:
                 return
@@ -159,7 +159,7 @@ class Slot:
         self._home = _home_state(disk_bytes)
 
     def _ended(self, child: int, wall_s: float) -> EndedBy:
-        """What ended the call. At the wall limit it may still write out what it has printed."""
+        """Returns what ended the call. At the wall limit the call may still write out what it has printed."""
         ended = self._watch(child, wall_s)
         if ended == EndedBy.WALL_LIMIT:
             os.kill(child, program.LAST_WORDS)
@@ -167,7 +167,7 @@ class Slot:
         return ended
 
     def _watch(self, child: int, wall_s: float) -> EndedBy:
-        """Wait for the end of `child`, the wall limit, a cancellation or the end of the host, whichever comes first."""
+        """Waits for the end of `child`, the wall limit, a cancellation or the end of the host; returns which it was."""
         pidfd = os.pidfd_open(child)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
@@ -180,20 +180,22 @@ class Slot:
 
 
 def _reap(child: int) -> tuple[int, float, int]:
-    """Wait until every child is gone, also such as guest code made our own; status, CPU s and peak bytes of `child`."""
-    found = (0, 0.0, 0)
+    """Waits until every child is gone, guest code's too; returns status, CPU s and peak bytes of `child`."""
+    usage_of_child = (0, 0.0, 0)
     while True:
         try:
             pid, status, usage = os.wait4(-1, linux.WALL)
         except ChildProcessError:
-            return found
+            return usage_of_child
         if pid == child:
-            found = (status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+            usage_of_child = (status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
 def _home_state(disk_bytes: int) -> tuple[int, ...]:
-    """What every change in a call's file system alters: a new ctime (which no process can set) or a used inode; and
-    all else that can be set, as before Linux 6.13 a ctime changes only every few ms. Attributes cannot.
+    """Returns what every change in a call's file system alters.
+
+    That is a new ctime (which no process can set) or a used inode, and everything else that can be set, since before
+    Linux 6.13 a ctime changes only every few ms. Attributes cannot be set.
     """
     root, used = os.stat(guest.HOME), os.statvfs(guest.HOME)
     times = root.st_ctime_ns, root.st_mtime_ns, root.st_atime_ns

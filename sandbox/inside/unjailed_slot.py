@@ -1,4 +1,4 @@
-"""Calls without a jail, for isolation="none": one temporary folder and one process group a call. Standard library only.
+"""Calls without a jail, for isolation="none": each has a temporary folder and a process group. Standard library only.
 
 Nothing here protects from guest code: it has the rights of the user who started the host. What a call leaves in its
 process group is killed; what leaves the group lives on.
@@ -20,7 +20,7 @@ from sandbox.inside.slot import Slot, SlotReport
 
 class UnjailedSlot(Slot):
     def enter(self) -> None:
-        """No namespaces."""
+        """Enters no namespaces."""
 
     def _execute(self, request: guest.SlotRequest, source: int, outputs: list[int]) -> SlotReport:
         folder = tempfile.mkdtemp(prefix="rocstar-call-")

@@ -1,4 +1,6 @@
-"""The zygote: PID 1 of a jail. Imports once, rehearses once, then only forks slots and sessions. Standard library only.
+"""The zygote: PID 1 of a jail. It imports once, rehearses once, then only forks slots and sessions.
+
+Standard library only.
 
 Invariants
 - It never sees code, stdin or output of a call.
@@ -30,11 +32,11 @@ from sandbox.inside.slot import Slot
 
 FORK = struct.Struct("qq")  # index, and whether it is for a session
 CANNOT_PRELOAD = "cannot preload: "
-POOL_BYTES = 1 << 14  # of Python's allocator, in which objects of one size lie together (Objects/obmalloc.c)
+POOL_BYTES = 1 << 14  # of Python's allocator, which keeps objects of one size together (Objects/obmalloc.c)
 
 
 class Reaper:
-    """Handler of SIGCHLD: collects dead children; before a slot's pid can be used again, ends its process group."""
+    """Handles SIGCHLD: collects dead children, after ending a slot's process group, so that no pid is reused."""
 
     def __init__(self) -> None:
         self._again = self._busy = False
@@ -46,23 +48,23 @@ class Reaper:
         self._busy = True
         while self._again:
             self._again = False
-            while (found := _dead_child()) is not None:
+            while (dead := _dead_child()) is not None:
                 with contextlib.suppress(ProcessLookupError):  # the slot left nothing, or this was no slot
-                    os.killpg(found, signal.SIGKILL)
-                os.waitpid(found, 0)
+                    os.killpg(dead, signal.SIGKILL)
+                os.waitpid(dead, 0)
         self._busy = False
 
 
 def _dead_child() -> int | None:
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return None if found is None else found.si_pid
+    return None if child is None else child.si_pid
 
 
 def prepare(preload: list[str], proc: int, library: native.Native | None) -> None:
-    """Bring this interpreter to the state in which every call starts."""
+    """Brings this interpreter to the state in which every call starts."""
     import site
 
     for setup in ("setquit", "setcopyright", "sethelper"):
@@ -71,7 +73,7 @@ def prepare(preload: list[str], proc: int, library: native.Native | None) -> Non
         importlib.import_module(name)
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    may_refuse = contextlib.suppress(OSError)  # an odd kernel: `freeze` says so
+    may_refuse = contextlib.suppress(OSError)  # on an odd kernel, about which `freeze` warns
     with may_refuse:
         if library is not None:
             library.forget(proc)
@@ -92,12 +94,13 @@ def prepare(preload: list[str], proc: int, library: native.Native | None) -> Non
 
 
 def fill_holes() -> None:
-    """Use up the free places between this process's objects: calls then put theirs side by side on fresh pages, and a
-    third fewer pages are copied in each call.
+    """Uses up the free places between this process's objects.
+
+    Calls then put theirs side by side on fresh pages, and a third fewer pages are copied in each call.
     """
     allocate, release = ctypes.pythonapi.PyObject_Malloc, ctypes.pythonapi.PyObject_Free
     allocate.restype, allocate.argtypes, release.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-    first = []  # of each size the first place in a pool of its own
+    first = []  # for each size, the first place in a pool of its own
     for size in range(16, 513, 16):
         for _ in range(1 << 16):
             place = allocate(size)
@@ -109,9 +112,7 @@ def fill_holes() -> None:
 
 
 def freeze(proc: int, library: native.Native | None) -> int:
-    """Take the snapshot, where the native part is there and the kernel lets it; the bytes of address space of this
-    process.
-    """
+    """Takes the snapshot, if the native part and the kernel allow it; returns the bytes of our address space."""
     try:
         if library is not None:
             library.snapshot(proc)
@@ -128,10 +129,11 @@ def main() -> None:
     library = native.load()
     policies = [linux.Filter(seccomp_allowlist.actions(session=session)) for session in (False, True)]
     if ids == "none":
-        # not above: what it imports would lie in the memory of every jailed call
+        # Not above: what it imports would lie in the memory of every jailed call.
         from sandbox.inside.unjailed_slot import UnjailedSlot
 
-        main_program.FILENAME = os.devnull + "/main.py"  # nowhere: /tmp is this machine's, and what is there all find
+        # Nowhere, since /tmp is this machine's and everybody sees what is there
+        main_program.FILENAME = os.devnull + "/main.py"
     try:
         prepare(sys.argv[4:], proc, library)
     except BaseException as error:
@@ -166,4 +168,4 @@ def run(slot: Slot | SessionInit, session: bool) -> NoReturn:
     except BaseException:
         traceback.print_exc()  # on the host's log; the host sees the end of the socket
     finally:
-        os._exit(1)  # also of a call that did not come to its code: no success
+        os._exit(1)  # also for a call that did not come to its code: no success
