@@ -110,7 +110,7 @@ class NodeLink:
 class Learner:
     """Answers requests; the first is a Configure. Its methods raise Fatal."""
 
-    _trainer: Trainer
+    trainer: Trainer
     _batches = 0
     _empty = 0  # consecutive batches without a token to train
 
@@ -123,63 +123,63 @@ class Learner:
 
         config, source = LearnerConfig(**request.learner), self._checkpoint or Path(request.checkpoint)
         with _fatal(f"checkpoint {source}"):
-            self._trainer = Trainer(config, source, request.canary, Path(request.weights_dir), request.seed)
+            self.trainer = Trainer(config, source, request.canary, Path(request.weights_dir), request.seed)
         version = 0
         if request.resume is not None:
             with _fatal("resume"):
-                version = self._trainer.restore(Path(request.resume))
+                version = self.trainer.restore(Path(request.resume))
         elif request.begin_from is not None:
             with _fatal("begin from another run"):
-                self._trainer.restore(Path(request.begin_from))
-        weights, canary, _ = self._publish(version)
+                self.trainer.restore(Path(request.begin_from))
+        weights, canary, _ = self.publish(version)
         ready = messages.Ready(
             version=version,
             weights=weights,
-            parameters=self._trainer.parameters,
-            world_size=self._trainer.world_size,
+            parameters=self.trainer.parameters,
+            world_size=self.trainer.world_size,
             versions={name: importlib.metadata.version(name) for name in ("torch", "transformers")},
         )
         return ready, canary
 
     def checkpoint(self, request: messages.Checkpoint) -> Answer:
         with _fatal("checkpoint"):
-            self._trainer.checkpoint(Path(request.path), request.version)
+            self.trainer.checkpoint(Path(request.path), request.version)
         return messages.Saved(path=request.path), {}
 
     def check(self, *, to_end: bool) -> None:
         """Raises Fatal if a checkpoint could not be written. to_end: waits for one that is being written."""
-        if hasattr(self, "_trainer"):
+        if hasattr(self, "trainer"):
             with _fatal("checkpoint"):
-                self._trainer.checkpoints.wait(to_end=to_end)
+                self.trainer.checkpoints.wait(to_end=to_end)
 
     def train(self, request: messages.Train, arrays: messages.Arrays) -> Answer:
         from algo.learner.measure.torch_trace import traced
 
         self._batches += 1
-        with _fatal(f"step {request.step}"), traced(self._trainer.config.trace, self._batches):
-            metrics = self._trainer.train(Batch.of_arrays(request.step, arrays), request.version or None, request.rows)
+        with _fatal(f"step {request.step}"), traced(self.trainer.config.trace, self._batches):
+            metrics = self.trainer.train(Batch.of_arrays(request.step, arrays), request.version or None, request.rows)
         self._empty = 0 if metrics["tokens"] else self._empty + 1
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
-        weights, canary, seconds = self._publish(request.version) if request.version else ("", NO_CANARY, {})
+        weights, canary, seconds = self.publish(request.version) if request.version else ("", NO_CANARY, {})
         metrics |= seconds
         trained = messages.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics)
-        return trained, {**canary, **self._trainer.noted}
+        return trained, {**canary, **self.trainer.noted}
 
     def save(self, request: messages.Save) -> Answer:
         try:
-            self._trainer.save(Path(request.path), chat_template=request.chat_template, end_of_turn=request.end_of_turn)
+            self.trainer.save(Path(request.path), chat_template=request.chat_template, end_of_turn=request.end_of_turn)
         except Exception as error:
             return messages.Failed(reason=f"cannot save checkpoint to {request.path}: {_one_line(error)}"), {}
         return messages.Saved(path=request.path), {}
 
     def score(self, arrays: messages.Arrays) -> Answer:
         with _fatal("scoring"):
-            return messages.Scored(), {"logprobs": self._trainer.score(Batch.of_arrays(0, arrays))}
+            return messages.Scored(), {"logprobs": self.trainer.score(Batch.of_arrays(0, arrays))}
 
-    def _publish(self, version: int) -> tuple[str, messages.Arrays, dict[str, float]]:
+    def publish(self, version: int) -> tuple[str, messages.Arrays, dict[str, float]]:
         """Publishes the weights, scores the canary, releases the GPU; returns the address, the scores, the seconds."""
-        trainer, started = self._trainer, time.perf_counter()
+        trainer, started = self.trainer, time.perf_counter()
         with _fatal(f"cannot publish version {version} to {trainer.publisher.weights_dir}"):
             weights = trainer.publisher.publish(version)
         published = time.perf_counter()

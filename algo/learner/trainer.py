@@ -150,12 +150,12 @@ class Trainer:
         started = time.perf_counter()
         self._notes = TokenNotes(batch.lengths_B, rows) if rows else None
         self.offloader.onload()
-        minibatches = self._plan(batch, self.config.minibatches)
+        minibatches = self.plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
         if minibatches:
             self.trained_batches += 1
             set_options(self.optimizer, self.config, self.trained_batches)
-            metrics |= summary(self._updates(minibatches, None if version is None else version - 1))
+            metrics |= summary(self.updates(minibatches, None if version is None else version - 1))
             metrics["padding_waste"] = float(np.mean([minibatch.padding_waste for minibatch in minibatches]))
             if version is not None:
                 staleness = version - 1 - batch.versions_N[batch.sampled_N]
@@ -185,7 +185,7 @@ class Trainer:
             speed["mfu"] = needed / (seconds * self.peak_flops * self.world_size)
         return speed
 
-    def _plan(self, batch: Batch, minibatches: int) -> list[MiniBatch]:
+    def plan(self, batch: Batch, minibatches: int) -> list[MiniBatch]:
         return plan(
             batch,
             minibatches=minibatches,
@@ -195,32 +195,32 @@ class Trainer:
             share_prefix=self.config.share_prefix and self.config.attention == PACKED,
         )
 
-    def _updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
+    def updates(self, minibatches: Sequence[MiniBatch], live: int | None) -> list[dict[str, float]]:
         """Makes the optimizer steps of a batch.
 
         If the loss asks for it, the minibatches after the first update are scored before it; in the first minibatch the
         forward pass gives the same.
         """
         later = minibatches[1:] if self.proximal else []
-        proximal = [None, *(self._logprobs(part.ranks[self.rank]) for part in later)]
+        proximal = [None, *(self.logprobs(part.ranks[self.rank]) for part in later)]
         results: list[dict[str, float]] = []
         for index, minibatch in enumerate(minibatches):
             try:
                 scored = Scored(proximal[index] if self.proximal else None, self._reference_logprobs(minibatch))
-                results.append(self._update(minibatch, scored, live if index == 0 else None))
+                results.append(self.update(minibatch, scored, live if index == 0 else None))
             except (Diverged, Mismatched) as error:
                 place = f"minibatch {index + 1} of {len(minibatches)}"
                 raise type(error)(f"{place}: {error}; updates of this step before it: {index}") from error
         return results
 
-    def _update(
+    def update(
         self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
     ) -> dict[str, float]:
         """Runs forward and backward over this rank's microbatches, then makes one optimizer step."""
-        counts, logprobs = self._passes(minibatch, scored, live)
-        return self._step(minibatch, counts, logprobs, live)
+        counts, logprobs = self.passes(minibatch, scored, live)
+        return self.step(minibatch, counts, logprobs, live)
 
-    def _passes(
+    def passes(
         self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
     ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
         """Adds up the gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
@@ -236,7 +236,7 @@ class Trainer:
             logprobs.append(logprobs_M)
         return counts, logprobs
 
-    def _step(
+    def step(
         self,
         minibatch: MiniBatch,
         counts: Sequence[dict[str, Tensor]],
@@ -296,7 +296,7 @@ class Trainer:
         live: int | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
-        logprobs_M, entropy_M = self._forward(micro)
+        logprobs_M, entropy_M = self.forward(micro)
         if self._notes is not None:
             logprobs_M.retain_grad()
         if self.proximal and proximal_M is None:
@@ -325,7 +325,7 @@ class Trainer:
             raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")
         return own | counts, logprobs_M.detach()
 
-    def _forward(self, micro: MicroBatch, scorer: Scorer | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, micro: MicroBatch, scorer: Scorer | None = None) -> tuple[Tensor, Tensor]:
         """Returns log-probabilities and entropies of the targets, [M], under the model in training or another."""
         scorer = scorer or self.scorer
         return scorer(
@@ -338,9 +338,9 @@ class Trainer:
         )
 
     @torch.no_grad()
-    def _logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
+    def logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
         """Returns the log-probabilities of each microbatch's targets, without a gradient."""
-        logprobs = [self._forward(micro, scorer)[0] for micro in micros]
+        logprobs = [self.forward(micro, scorer)[0] for micro in micros]
         reshard(scorer or self.scorer)
         return logprobs
 
@@ -349,7 +349,7 @@ class Trainer:
         if self.reference is None:
             return None
         with self.reference.scorer() as scorer:
-            return self._logprobs(minibatch.ranks[self.rank], scorer)
+            return self.logprobs(minibatch.ranks[self.rank], scorer)
 
     def release_gpu(self) -> None:
         """Gives the device to the replicas: what only training needs leaves it until `train`, if so configured."""
@@ -362,9 +362,9 @@ class Trainer:
         """Returns log p of each sampled token under the current weights, [N] as the batch's; 0 for other tokens."""
         starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
         logprobs_N = torch.zeros(len(batch.token_ids_N))
-        for minibatch in self._plan(batch, 1):
+        for minibatch in self.plan(batch, 1):
             micros = minibatch.ranks[self.rank]
-            for micro, logprobs_M in zip(micros, self._logprobs(micros), strict=True):
+            for micro, logprobs_M in zip(micros, self.logprobs(micros), strict=True):
                 places_M = starts_B[micro.trajectories_S[micro.sequence_M]]
                 places_M = places_M + micro.position_ids_RL.flat[micro.positions_M] + 1
                 logprobs_N[torch.from_numpy(places_M)] = logprobs_M.cpu()

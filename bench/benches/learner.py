@@ -247,8 +247,8 @@ def learner_step(trainer: Trainer, load: Load, clock: Clock, number: int) -> Non
     """Times each part that a batch passes through."""
     micro_batch_tokens = trainer.config.micro_batch_tokens
     clock.time("plan", lambda: plan(load.batch, minibatches=1, micro_batch_tokens=micro_batch_tokens, ranks=1, seed=0))
-    passed = clock.time("passes", lambda: trainer._passes(load.packed))
-    clock.time("optimizer", lambda: trainer._step(load.packed, *passed))
+    passed = clock.time("passes", lambda: trainer.passes(load.packed))
+    clock.time("optimizer", lambda: trainer.step(load.packed, *passed))
     clock.time("publish", lambda: trainer.publisher.publish(number))
 
 

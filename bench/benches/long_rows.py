@@ -165,7 +165,7 @@ def learner_passes(case: Case, source: Path, folder: Path) -> Callable[[int], No
     trainer = Trainer(config, source, [], folder, seed=0)
 
     def passes(tokens: int) -> None:
-        trainer._passes(packed(case, tokens))
+        trainer.passes(packed(case, tokens))
         trainer.optimizer.zero_grad(set_to_none=True)
 
     return passes

@@ -149,6 +149,13 @@ class Dispatcher:
         self._latest = -1
 
     @property
+    def idle(self) -> bool:
+        """Whether only the hosts are in here: no call, and no session."""
+        hosts = self._hosts.values()
+        at_work = any(host.held or host.sessions or host.queue for host in hosts)
+        return not (at_work or self._jobs or self._sessions or any(self._queues.values()))
+
+    @property
     def pending(self) -> int:
         return len(self._jobs)
 

@@ -55,7 +55,7 @@ def gradient(trainer, minibatch):
                 kept[name] = parameter.grad.full_tensor().clone()
 
     handle = trainer.optimizer.register_step_pre_hook(keep)
-    [result] = trainer._updates([minibatch], None)
+    [result] = trainer.updates([minibatch], None)
     handle.remove()
     return result["loss"], result["grad_norm"], kept
 

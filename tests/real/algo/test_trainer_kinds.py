@@ -232,7 +232,7 @@ def head_errors(subject, minibatch):
     handle = model.base_model.register_forward_hook(lambda *parts: kept.append(parts[-1].last_hidden_state[0]))
     weight_VH = full_state(subject.scorer)["model.embed_tokens.weight"].bfloat16().double()
     for micro in minibatch.ranks[0]:
-        (logprobs_M,) = subject._logprobs([micro])
+        (logprobs_M,) = subject.logprobs([micro])
         logits_MV = kept.pop()[torch.from_numpy(micro.positions_M)].double() @ weight_VH.T
         targets_M = torch.from_numpy(micro.targets_M)
         errors.append(logprobs_M - logits_MV.log_softmax(-1).gather(-1, targets_M[:, None]).squeeze(-1))
@@ -316,7 +316,7 @@ def test_offload_takes_the_inputs_of_all_layers_out_of_autograds_hands(trainer, 
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        subject._forward(micro)
+        subject.forward(micro)
     inputs = seen.count((1, micro.token_ids_RL.size, width))
     assert inputs == 0 if offload else inputs >= layers
 
@@ -326,7 +326,7 @@ def test_cost_counts_what_the_linear_layers_do(trainer):
     for fields, share in (({}, 1.0), ({"lora_rank": 2}, 0.93)):
         subject = trainer(**fields)
         with FlopCounterMode(display=False) as counter:
-            subject._update(whole)
+            subject.update(whole)
         counted = sum(
             flops
             for name, flops in counter.get_flop_counts()["Global"].items()

@@ -170,5 +170,5 @@ def test_a_resumed_run_is_held_to_the_same_model(trainer, tmp_path, fields):
 
 @pytest.mark.parametrize(("field", "value"), [("reference_kl_coef", -0.1), ("reference_kl", "k1")])
 def test_a_wrong_field_is_named(field, value):
-    with pytest.raises(ValueError, match=rf"LearnerConfig\.{field} must be .*{value}"):
+    with pytest.raises(ValueError, match=rf"LearnerConfig\.{field} .*{value}"):
         LearnerConfig(**{field: value})

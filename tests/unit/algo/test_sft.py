@@ -77,9 +77,9 @@ def test_nothing_sampled_the_tokens_of_an_example():
 
 
 def test_wrong_values_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"batch_size .*got 0"):
         next(batches([], batch_size=0, seed=0))
-    with pytest.raises(ValueError, match=r"LearnerConfig.decay_from must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"LearnerConfig.decay_from .*got 1.0"):
         LearnerConfig(decay_from=1.0)
 
 
@@ -109,7 +109,7 @@ def test_the_loss_falls_on_a_learnable_rule_with_the_rate_of_the_schedule(traine
 
 def test_weights_that_nobody_samples_with_are_not_published(trainer):
     learner = Learner()
-    learner._trainer = trainer()
+    learner.trainer = trainer()
     trained, arrays = learner.train(messages.Train(step=1, version=0), to_batch(1, [counting(5)]).arrays())
     assert (trained.weights, arrays["canary"].size) == ("", 0)
     assert "staleness_mean" not in trained.metrics

@@ -23,14 +23,6 @@ def make(**hosts: int) -> Dispatcher:
     return dispatcher
 
 
-def left_over(d: Dispatcher) -> list[object]:
-    """What it still remembers, beside the hosts themselves."""
-    hosts = [part for host in d._hosts.values() for part in (host.held, host.sessions, host.queue)]
-    queues = [*d._queues.values(), *(host.queue for host in d._hosts.values())]
-    heaps = [queue._heap for queue in queues if len(queue._heap) > 2 * len(queue)]
-    return [part for part in (d._jobs, d._sessions, *d._queues.values(), *hosts, *heaps) if part]
-
-
 def test_the_example_in_the_docstring() -> None:
     assert doctest.testmod(dispatch) == (0, 4)
 
@@ -69,7 +61,7 @@ def test_a_call_for_which_no_host_came_fails() -> None:
     assert d.fail(1) == [Failed(1)]
     assert d.unserved() == [(2, "y")]
     assert d.fail(2) == [Failed(2)]
-    assert not left_over(d)
+    assert d.idle
 
 
 def test_a_lost_call_is_retried_first_and_once() -> None:
@@ -108,7 +100,7 @@ def test_many_cancelled_calls_leave_nothing_in_a_queue() -> None:
         d.submit(i, "x")
     for i in reversed(range(1000)):
         d.cancel(i)
-    assert not left_over(d)
+    assert d.idle
 
 
 def test_a_session_stays_on_its_host_and_waits_for_it() -> None:
@@ -172,7 +164,7 @@ def test_the_end_of_a_session() -> None:
     assert d.end_session(A) == [Lost(0), Cancel("a", 0), Lost(1), Forget("a", A)]
     assert d.end_session(B) == [Lost(2)], "no host has heard of it"
     assert d.answered("a", 0, lost=False) == []
-    assert not left_over(d)
+    assert d.idle
 
 
 def test_without_any_host_to_come_all_calls_fail() -> None:
@@ -182,7 +174,7 @@ def test_without_any_host_to_come_all_calls_fail() -> None:
     d.submit(2, "x", A)
     assert d.host_left("a") == []
     assert d.fail_all() == [Failed(0), Failed(1), Failed(2)]
-    assert not left_over(d)
+    assert d.idle
 
 
 TIERS = ("x", "y")
@@ -302,5 +294,5 @@ def test_each_call_is_answered_once_and_nothing_leaks(events: list[tuple[int, in
     assert all(world.answers[call] == (call not in world.cancelled) for call in range(len(world.calls)))
     assert all(count <= 2 for count in world.sent.values())
     assert world.d.pending == 0
-    assert not left_over(world.d)
+    assert world.d.idle
     assert not world.home

@@ -177,17 +177,23 @@ async def test_an_interrupted_cell_is_kept_but_never_replayed(host: ScriptedHost
     assert host.seen[2:] == [("b", 2, None, True), ("c", 3, None, True), ("d", 0, [], False)]
 
 
+@pytest.mark.parametrize(("cells", "size"), [(session.LOG_CELLS, 1), (4, session.LOG_BYTES // 4)])
+def test_a_log_holds_as_much_as_it_may_and_no_more(cells: int, size: int) -> None:
+    log, cell = session.CellLog(), wire.Cell(b"#" * size, b"", Limits())
+    for _ in range(cells):
+        log.add(cell, "ok", cpu_s=0.0)
+    assert log.history is not None
+    log.add(cell, "ok", cpu_s=0.0)
+    assert log.history is None
+
+
 @pytest.mark.parametrize(("cells", "size"), [(session.LOG_CELLS + 1, 1), (5, session.LOG_BYTES // 4)])
 async def test_the_log_is_bounded_and_a_session_beyond_it_cannot_be_replayed(
     host: ScriptedHost, cells: int, size: int
 ) -> None:
     async with host.session() as s:
-        for _ in range(cells - 1):
+        for _ in range(cells):
             await s.run("#" * size)
-        assert s._log.history is not None
-        await s.run("#" * size)
-        assert s._log.history is None
-        assert s._log._cells == []
         host.script = [KEPT, LOST]
         assert (await s.run("a")).session_state == "kept"
         assert (await s.run("b")).session_state == "lost"
@@ -228,11 +234,11 @@ async def test_an_error_of_the_sandbox_comes_out_and_leaves_the_session_usable(h
 
 async def test_a_session_that_is_not_open(host: ScriptedHost) -> None:
     s = host.session()
-    with pytest.raises(SandboxUnavailable, match="the session is not open"):
+    with pytest.raises(SandboxUnavailable, match="session"):
         await s.run("a")
     async with s:
         pass
-    with pytest.raises(SandboxUnavailable, match="the session is not open"):
+    with pytest.raises(SandboxUnavailable, match="session"):
         await s.run("a")
     assert host.seen == []
 
@@ -241,7 +247,7 @@ async def test_cells_that_wait_when_the_session_ends_do_not_run(host: ScriptedHo
     host.script = [None]
 
     async def refused(code: str) -> None:
-        with pytest.raises(SandboxUnavailable, match="the session is not open"):
+        with pytest.raises(SandboxUnavailable, match="session"):
             await s.run(code)
 
     async with asyncio.TaskGroup() as group:
@@ -255,8 +261,8 @@ async def test_cells_that_wait_when_the_session_ends_do_not_run(host: ScriptedHo
 
 async def test_misuse(host: ScriptedHost) -> None:
     async with host.session() as s:
-        with pytest.raises(ValueError, match="stdin must be a str, got bytes"):
+        with pytest.raises(ValueError, match=r"stdin .*bytes"):
             await s.run("a", b"1")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="limits must be Limits, got 4"):
+        with pytest.raises(ValueError, match=r"limits .*4"):
             await s.run("a", limits=4)  # type: ignore[arg-type]
     assert host.seen == []

@@ -97,7 +97,7 @@ def test_nothing_is_trained_of_a_batch_of_flat_groups_at_any_scale():
 def test_two_functions_that_were_told_different_scales_are_refused(scales):
     """Else a batch would be trained undivided, or divided twice."""
     group = select_and_score(KeepAll(), seed=0, advantage=Advantage(scale=scales[0]))(GROUPS[0])
-    with pytest.raises(ValueError, match=rf"make_batch was given .*scale='{scales[1]}'.*'p0'"):
+    with pytest.raises(ValueError, match=rf"scale='{scales[1]}'.*'p0'"):
         make_batch(1, [group], advantage=Advantage(scale=scales[1]))
 
 
@@ -105,7 +105,7 @@ def test_two_functions_that_were_told_different_scales_are_refused(scales):
     ("field", "value"), [("baseline", "median"), ("scale", None), ("eps", -1e-6), ("eps", float("inf"))]
 )
 def test_an_advantage_names_its_wrong_field(field, value):
-    with pytest.raises(ValueError, match=rf"Advantage\.{field} must be .*{value}"):
+    with pytest.raises(ValueError, match=rf"Advantage\.{field} .*{value}"):
         Advantage(**{field: value})
 
 
@@ -170,11 +170,9 @@ def test_with_the_baseline_of_the_batch_a_group_of_one_is_trained_and_a_flat_bat
 
 
 def test_what_a_scale_or_baseline_cannot_take_is_refused():
-    with pytest.raises(
-        ValueError, match=r"Advantage\.scale must be 'batch' or 'none' with baseline 'batch', got 'group'"
-    ):
+    with pytest.raises(ValueError, match=r"Advantage\.scale .*'group'"):
         Advantage(baseline="batch")
-    with pytest.raises(ValueError, match="needs rewards of at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"rewards .*-1"):
         Advantage(scale="mean").of_group(np.asarray([1.0, -1.0]))
-    with pytest.raises(ValueError, match="needs the lengths"):
+    with pytest.raises(ValueError, match="lengths"):
         Advantage(baseline="length").of_group(np.asarray([1.0, 0.0]))

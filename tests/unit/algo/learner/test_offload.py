@@ -100,6 +100,6 @@ class Rank:
 def test_a_learner_releases_the_gpu_when_it_has_published_and_before_it_answers():
     """Also before the first step: what a checkpoint brought is on the device."""
     learner = Learner()
-    learner._trainer = rank = Rank()
-    learner._publish(0)
+    learner.trainer = rank = Rank()
+    learner.publish(0)
     assert rank.log == ["publish", "canary", "release_gpu"]

@@ -148,7 +148,7 @@ SCORED_RIGHT = ("Llama", "Qwen2", "Qwen3", "Olmo2", "SmolLM3", "Starcoder2", "St
 def test_a_model_is_refused_that_scores_a_trajectory_of_a_row_otherwise_than_alone(group, tmp_path, case):
     family, fields, attention = SCORED_WRONG[case]
     source = write(tmp_path, family, **fields)
-    with pytest.raises(ValueError, match=r"log-probability that is [0-9.e-]+ nats from the one that it has alone"):
+    with pytest.raises(ValueError, match=r"[0-9.e-]+ nats"):
         build(source, tmp_path, attention=attention)
 
 
@@ -167,7 +167,7 @@ def test_what_goes_wrong_beyond_a_long_window_is_measured_with_few_tokens(group,
         return Scorer(model)
 
     supported.check_scores(model, "packed", Scorer)
-    with pytest.raises(ValueError, match="nats from the one that it has alone"):
+    with pytest.raises(ValueError, match="nats"):
         supported.check_scores(model, "packed", without_window)
 
 
@@ -185,7 +185,7 @@ def test_rotary_embeddings_that_depend_on_the_longest_trajectory_are_refused(gro
     family, fields = ROPES_OF_THE_ROW[rope]
     fields = {"rope_type": rope, "rope_theta": 1e4, **fields}
     source = write(tmp_path, family, rope_parameters=fields, original_max_position_embeddings=8)
-    with pytest.raises(ValueError, match=f"its rope_type '{rope}' depends on the longest trajectory"):
+    with pytest.raises(ValueError, match=f"rope_type '{rope}'"):
         build(source, tmp_path)
 
 
@@ -208,12 +208,12 @@ def test_rotary_embeddings_of_one_kind_of_layer_are_looked_at_too(group, tmp_pat
 @pytest.mark.parametrize("family", ["Falcon", "GPTJ", "Bloom", "OPT"])
 @pytest.mark.parametrize("attention", ["packed", "sdpa"])
 def test_a_model_without_this_attention_is_refused_by_what_it_lacks(group, tmp_path, family, attention):
-    with pytest.raises(ValueError, match=r"has no list 'layers'"):
+    with pytest.raises(ValueError, match="'layers'"):
         build(write(tmp_path, family), tmp_path, attention=attention)
 
 
 def test_an_attention_that_a_model_cannot_be_built_with_is_refused_by_name(group, tmp_path):
-    with pytest.raises(ValueError, match=r"'xglm' cannot be built with attention 'sdpa' .* Fix"):
+    with pytest.raises(ValueError, match=r"'xglm' .*'sdpa' .*Fix"):
         build(write(tmp_path, "XGLM", d_model=16, ffn_dim=16, attention_heads=2), tmp_path, attention="sdpa")
 
 
@@ -227,7 +227,7 @@ def tied(folder, *, change):
 
 
 def test_a_tied_head_with_other_weights_in_the_file_is_refused_by_name(group, tmp_path):
-    with pytest.raises(ValueError, match=r"tie_word_embeddings true, and the files hold another lm_head\.weight"):
+    with pytest.raises(ValueError, match=r"tie_word_embeddings .*lm_head\.weight"):
         build(tied(tmp_path, change=0.1), tmp_path)
 
 
@@ -240,7 +240,7 @@ def test_packed_attention_refuses_what_it_would_leave_out(name, value):
     states = torch.zeros(1, 1, 3, 4)
     row = bounds([3], states.device)
     packed_attention(None, states, states, states, None, **row, dropout=0.0, **{name: None})
-    with pytest.raises(ValueError, match=f"needs {name}, which attention 'packed' does not have"):
+    with pytest.raises(ValueError, match=f"{name}.*'packed'"):
         packed_attention(None, states, states, states, None, **row, **{name: value})
 
 
@@ -248,7 +248,7 @@ def test_packed_attention_refuses_what_it_would_leave_out(name, value):
 def test_packed_attention_refuses_a_layer_whose_mask_has_another_window(mask, window):
     states = torch.zeros(1, 1, 3, 4)
     row = bounds([3], states.device)
-    with pytest.raises(ValueError, match=r"needs a mask of its own.*attention='sdpa'"):
+    with pytest.raises(ValueError, match=r"mask.*attention='sdpa'"):
         packed_attention(None, states, states, states, mask, **row, sliding_window=window)
 
 

@@ -97,7 +97,7 @@ def test_it_changes_no_bit_of_the_weights_and_nothing_is_noted_unless_asked(trai
 
 def test_they_follow_the_canary_in_the_learners_answer(trainer):
     learner = Learner()
-    learner._trainer = trainer(minibatches=2)
+    learner.trainer = trainer(minibatches=2)
     whole = batch(12)
     _, arrays = learner.train(messages.Train(step=0, version=1, rows=(2,)), whole.arrays())
     assert {name: len(array) for name, array in arrays.items() if name != "canary"} == dict.fromkeys(

@@ -70,7 +70,7 @@ def gradient(subject, minibatch):
         kept.extend(parameter.grad.to_local().flatten().clone() for parameter in subject.trained)
 
     handle = subject.optimizer.register_step_pre_hook(keep)
-    result = subject._update(minibatch)
+    result = subject.update(minibatch)
     handle.remove()
     return result["loss"], result["grad_norm"], torch.cat(kept)
 
@@ -129,7 +129,7 @@ def test_a_non_finite_value_leaves_the_weights_alone(trainer):
 
 def test_empty_batches_in_a_row_are_a_broken_run(trainer):
     learner = Learner()
-    learner._trainer = trainer()
+    learner.trainer = trainer()
     for step in range(EMPTY_BATCHES - 1):
         learner.train(messages.Train(step=step, version=step + 1), batch(0).arrays())
     with pytest.raises(Fatal, match="10 batches in a row"):

@@ -253,66 +253,66 @@ def inner():
 
 
 @pytest.mark.parametrize(
-    ("loss", "words"),
+    ("loss", "named"),
     [
-        ({"type": "algo.nothing:Loss"}, "'algo.nothing:Loss' cannot be imported"),
-        ({"type": "algo.loss.policy_losses:Nothing"}, "'algo.loss.policy_losses:Nothing' cannot be imported"),
-        ({"clip_low": 0.2}, "'None' cannot be imported"),
-        ({"type": "algo.learner.serialize:to_plain"}, "'algo.learner.serialize:to_plain' must be a dataclass"),
-        ({"type": "algo.loss.policy_losses:PpoClip", "clip": 1}, "PpoClip cannot be built: .*clip"),
+        ({"type": "algo.nothing:Loss"}, "'algo.nothing:Loss'"),
+        ({"type": "algo.loss.policy_losses:Nothing"}, "'algo.loss.policy_losses:Nothing'"),
+        ({"clip_low": 0.2}, "'None'"),
+        ({"type": "algo.learner.serialize:to_plain"}, "'algo.learner.serialize:to_plain'"),
+        ({"type": "algo.loss.policy_losses:PpoClip", "clip": 1}, "PpoClip.*clip"),
         (
             {"type": "algo.loss.policy_losses:PpoClip", "clip_low": 1.5},
-            r"PpoClip.clip_low must be in \(0, 1\], got 1.5",
+            "PpoClip.clip_low .*got 1.5",
         ),
-        ("PpoClip", "builtins:str must be a frozen dataclass"),
-        (inner(), "Local cannot be imported by the learner"),
-        (Boxed(), "Boxed.* must be callable"),
+        ("PpoClip", "builtins:str"),
+        (inner(), "Local"),
+        (Boxed(), "Boxed"),
     ],
 )
-def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, words):
-    with pytest.raises(ValueError, match=rf"LearnerConfig\.loss.*{words}"):
+def test_what_cannot_be_a_loss_is_refused_with_its_name(loss, named):
+    with pytest.raises(ValueError, match=rf"LearnerConfig\.loss.*{named}"):
         LearnerConfig(loss=loss)
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "named"),
     [
-        (lambda: PpoClip(clip_high=0.0), r"PpoClip.clip_high must be positive, got 0.0"),
-        (lambda: PpoClip(clip_high=None), r"PpoClip.clip_high must be positive, got None"),
-        (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip must be .*, got 1.0"),
-        (lambda: Dppo(truncation=0.5), r"Dppo.truncation must be None or at least 1, got 0.5"),
-        (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate must be 'token', 'sequence' or positive.*'prompt'"),
-        (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate must be .* or positive, got 0"),
-        (lambda: PpoClip(sampler_kl_coef=-1.0), r"PpoClip.sampler_kl_coef must be at least 0, got -1.0"),
-        (lambda: Gspo(correction=Correction()), r"Gspo.correction.kind must be 'mask'"),
-        (lambda: Dppo(proximal=True), r"Dppo.proximal must be False.*got True"),
-        (lambda: Dppo(divergence="l2"), r"Dppo.divergence must be .*got 'l2'"),
+        (lambda: PpoClip(clip_high=0.0), r"PpoClip.clip_high .*got 0.0"),
+        (lambda: PpoClip(clip_high=None), r"PpoClip.clip_high .*got None"),
+        (lambda: PpoClip(dual_clip=1.0), r"PpoClip.dual_clip .*got 1.0"),
+        (lambda: Dppo(truncation=0.5), r"Dppo.truncation .*got 0.5"),
+        (lambda: PpoClip(aggregate="prompt"), r"PpoClip.aggregate .*'prompt'"),
+        (lambda: PpoClip(aggregate=0), r"PpoClip.aggregate .*got 0"),
+        (lambda: PpoClip(sampler_kl_coef=-1.0), r"PpoClip.sampler_kl_coef .*got -1.0"),
+        (lambda: Gspo(correction=Correction()), r"Gspo.correction.kind"),
+        (lambda: Dppo(proximal=True), r"Dppo.proximal .*got True"),
+        (lambda: Dppo(divergence="l2"), r"Dppo.divergence .*got 'l2'"),
         (lambda: Cispo(clip_low=2.0), r"Cispo.clip_low"),
-        (lambda: Sapo(tau_positive=0.0), r"Sapo.tau_positive must be positive, got 0.0"),
+        (lambda: Sapo(tau_positive=0.0), r"Sapo.tau_positive .*got 0.0"),
         (lambda: CrossEntropy(aggregate="x"), r"CrossEntropy.aggregate .*'x'"),
         (
             lambda: PpoClip(correction=Correction(kind="mask", also=Correction())),
-            r"PpoClip.correction.kind must be 'mask'",
+            r"PpoClip.correction.kind",
         ),
-        (lambda: Correction(also=Correction(normalize=True)), r"Correction.also.normalize must be False"),
-        (lambda: Correction(also="mask"), r"Correction.also must be None or a Correction, got 'mask'"),
+        (lambda: Correction(also=Correction(normalize=True)), r"Correction.also.normalize"),
+        (lambda: Correction(also="mask"), r"Correction.also .*got 'mask'"),
         (
             lambda: PpoClip(proximal=True, correction=Correction(normalize=True), sampler_kl_coef=0.1),
-            r"PpoClip.sampler_kl_coef must be 0 with correction.normalize, got 0.1",
+            r"PpoClip.sampler_kl_coef .*got 0.1",
         ),
         (
             lambda: LearnerConfig(
                 loss=PpoClip(proximal=True, correction=Correction(normalize=True)), reference_kl_coef=0.1
             ),
-            r"LearnerConfig.reference_kl_coef must be 0 .*got 0.1",
+            r"LearnerConfig.reference_kl_coef .*got 0.1",
         ),
-        (lambda: Correction(level="word"), r"Correction.level must be one of .*'word'"),
-        (lambda: Correction(kind="drop"), r"Correction.kind must be one of .*'drop'"),
+        (lambda: Correction(level="word"), r"Correction.level .*'word'"),
+        (lambda: Correction(kind="drop"), r"Correction.kind .*'drop'"),
         (lambda: Correction(lower=-0.1), r"Correction.lower .*-0.1"),
-        (lambda: Correction(upper=None), r"Correction.upper must be a number"),
+        (lambda: Correction(upper=None), r"Correction.upper"),
         (lambda: LearnerConfig(mismatch_tolerance=0.0), r"LearnerConfig.mismatch_tolerance .* got 0.0"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_value(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_a_wrong_field_is_named_with_its_value(make, named):
+    with pytest.raises(ValueError, match=named):
         make()

@@ -32,7 +32,7 @@ async def test_a_reward_loses_for_the_tokens_that_were_sampled(sampled, expected
     reward = OverlongPenalty(reward=Right(), longest=16, buffer=8, factor=0.5)
     marks_T = np.asarray([False] * 5 + [True] * sampled)
     assert await reward(replace(trajectory(), sampled_T=marks_T)) == expected
-    with pytest.raises(ValueError, match=r"buffer must be in .* got 17"):
+    with pytest.raises(ValueError, match=r"buffer .*17"):
         OverlongPenalty(reward=Right(), longest=16, buffer=17)
 
 
