@@ -148,7 +148,7 @@ def record(folder: Path, runs: list[Path]) -> None:
     """Keeps of each run its rows, with four digits of each number, and its options: a row of the file each."""
     for run in runs:
         config = json.loads((run / "config.json").read_text())
-        for name in ("argv", "directory", "recipe", "options", "versions", "checkpoint", "runs"):
+        for name in ("argv", "directory", "recipe", "options", "versions", "model", "runs"):
             del config[name]
         rows = [
             {name: float(f"{value:.4g}") for name, value in row.items() if name != "crc32"}

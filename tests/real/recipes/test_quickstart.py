@@ -440,7 +440,7 @@ def test_impossible_sizes_name_the_field() -> None:
 
 
 def test_a_missing_checkpoint_is_named_and_not_downloaded(tmp_path: Path) -> None:
-    code, message = refused(f"runs={tmp_path}", "checkpoint=owner/name")
+    code, message = refused(f"runs={tmp_path}", "model=owner/name")
     assert code == 2
     assert "owner/name" in message
     assert "downloaded" in message
@@ -456,7 +456,7 @@ def test_a_template_that_rewrites_history_is_refused(tmp_path: Path) -> None:
     )
     assert stripped in config["chat_template"]
     path.write_text(json.dumps(config))
-    code, message = refused(f"runs={tmp_path}", f"checkpoint={tmp_path / 'tiny'}")
+    code, message = refused(f"runs={tmp_path}", f"model={tmp_path / 'tiny'}")
     assert code == 1
     assert "append-only" in message
 
