@@ -36,11 +36,11 @@ from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
 from sandbox.printable import printable
 
-# Options that may change when a run goes on: how long it is, what is recorded of it, how long is waited, and how far
-# replicas and learner may disagree. A run that one of them has ended goes on with another value.
+# Options that may change when a run goes on: how long it is, what is recorded of it and where, how long is waited, and
+# how far replicas and learner may disagree. A run that one of them has ended goes on with another value.
 FREE = (
     *("steps", "record.", "step_deadline_s", "start_deadline_s", "update_deadline_s"),
-    *("canary_tolerance", "learner.mismatch_tolerance"),
+    *("canary_tolerance", "learner.mismatch_tolerance", "wandb"),
 )
 TOLD = (BadInput, *EXPECTED, ListenFailed)  # what one line says
 

@@ -74,7 +74,7 @@ STAGES: Sequence[StageName] = ("1", "2", "3")
 # memory. Model and data are compared by their content.
 FREE_OF_A_STAGE = {
     *FREE,
-    *("model", "data", "checkpoint_every", "wandb"),
+    *("model", "data", "checkpoint_every"),
     *("replicas", "devices", "tensor_parallel", "learner_ranks", "sandbox.slots"),
     *("replica.kv_blocks", "replica.max_num_seqs", "learner.micro_batch_tokens", "learner.threads"),
     *("learner.activation_checkpointing", "learner.offload_optimizer"),

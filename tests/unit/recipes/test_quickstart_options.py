@@ -64,6 +64,7 @@ def test_deadlines_and_tolerances_are_options_and_a_run_that_one_has_ended_goes_
         "update_deadline_s=11",
         "canary_tolerance=0.5",
         "mismatch_tolerance=none",
+        "wandb=offline",
     ]
     config = parse(Config, words)
     made = config.training()
