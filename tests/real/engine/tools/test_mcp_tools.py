@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,10 +14,11 @@ from engine import contracts
 from engine.errors import BadInput
 from engine.tools.mcp_tools import McpServer, mcp_tools
 from engine.tools.python_tool import schema
+from tests.support.paths import ROOT
 
 pytest.importorskip("mcp", reason="an extra: pip install mcp")
 
-SERVER = str(Path(__file__).parents[2] / "support" / "mcp_server.py")
+SERVER = str(ROOT / "tests" / "support" / "mcp_server.py")
 COMMAND = [sys.executable, SERVER]
 
 
