@@ -36,13 +36,17 @@ from engine.tools.function_tool import FunctionTool
 from engine.tools.mcp_tools import mcp_tools
 from engine.types import Group, Trajectory
 from sandbox import Sandbox
+from tests.support import api_index
 from tests.support.fakes import a_prompt, a_trajectory
 from tests.support.node import CHAT, Setup, served
 from tests.support.paths import TINY
 from tests.support.recorded_run import write_recorded_run
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*/*.md"))]
+READMES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+    *sorted(ROOT.glob("[a-z]*/*.md")),
+]
 TEXT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in READMES}
 BLOCKS_OF = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in TEXT.items()}
 BLOCKS = [block for blocks in BLOCKS_OF.values() for block in blocks]
@@ -353,6 +357,10 @@ def test_files_that_a_page_names_exist(name: str) -> None:
     ours = [file for file in named if not file.startswith("runs/")]
     folders = (ROOT, (ROOT / name).parent)
     assert [file for file in ours if not any((folder / file).exists() for folder in folders)] == []
+
+
+def test_the_index_is_that_of_the_sources() -> None:
+    assert api_index.INDEX.read_text() == api_index.index(), "engine/api.md is old. Fix: make format"
 
 
 def test_options_of_the_quick_start_that_pages_name_exist() -> None:
