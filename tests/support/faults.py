@@ -145,10 +145,14 @@ class Load:
         """
         rng, killed = random.Random(SEED), []
         [spared] = rng.sample(pids(self.fleet), 1)
+
+        def next_one():
+            return [pid for pid in pids(self.fleet) if pid not in (*killed, spared)]
+
         for begin in range(times):
             await self.until((begin + rng.random()) * TURNS * TOKENS / times)
-            await self.fleet._balancer.until(lambda: set(pids(self.fleet)) - {*killed, spared})
-            killed += set(pids(self.fleet)) - {*killed, spared}
+            await self.fleet._balancer.until(next_one)
+            killed += next_one()
             os.kill(killed[-1], signal.SIGKILL)
         return killed
 
