@@ -154,7 +154,7 @@ async def test_a_python_that_cannot_run_guest_code_is_named(kind: str, isolation
     for part in (str(path), "SandboxConfig.python", reason):
         assert part in str(caught.value)
     line = doctor.guest_python(str(path))
-    assert (line.state, str(path) in line.found, "SandboxConfig.python" in line.fix) == ("MISSING", True, True)
+    assert (line.state, str(path) in line.finding, "SandboxConfig.python" in line.fix) == ("MISSING", True, True)
 
 
 async def test_a_required_module_that_is_not_installed_is_named_with_its_python(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.runs import metrics
 
 VERIFIERS = ("verifiers==0.4.0",)
 RECIPE = str(ROOT / "recipes" / "environments" / "train_verifiers.py")
-SMALL = ("prompts_per_step=4", "group_size=2", "steps=1", "eval_every=1")
+SMALL = ("prompts_per_step=4", "group_size=2", "steps=1")
 
 
 def run(python, runs, *fields):
