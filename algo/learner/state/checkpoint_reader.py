@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ _CLASSES = {
     (_FILES, "_StorageInfo"),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
 }
+_PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}  # Python 3.13 writes the second name
 
 
 class NotACheckpoint(ValueError):
@@ -65,6 +65,8 @@ class _Unpickler(pickle.Unpickler):
         """Returns a class that the pickle names. Raises NotACheckpoint for any that a description does not need."""
         if (module, name) in _CLASSES:
             return super().find_class(module, name)
+        if (module, name) in _PATHS:
+            return PosixPath
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         raise NotACheckpoint(

@@ -227,3 +227,13 @@ def test_a_description_reads_files_of_its_own_folder_only(trainer, written, tmp_
     described(written, change)
     with pytest.raises(CheckpointFailed, match="not one of its folder"):
         trainer().restore(written)
+
+
+def test_a_checkpoint_of_another_python_is_read(trainer, written):
+    file = written / ".metadata"
+    content = pickle.dumps(pickle.loads(file.read_bytes()), protocol=2)  # it names classes as text: module, name
+    names = [b"cpathlib\nPosixPath", b"cpathlib._local\nPosixPath"]
+    mine, other = names if names[0] in content else reversed(names)
+    assert mine in content
+    file.write_bytes(content.replace(mine, other))
+    trainer().restore(written)
