@@ -257,7 +257,7 @@ async def measured(case: Case) -> list[dict[str, float]]:
         ):
             ready, canary = await learner.configure(case.configure(folder))
             await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
-            update = Update(case, learner, fleet, replicas, Path(ready.weights))
+            update = Update(case, learner, fleet, replicas, ready.weights)
             for number in range(case.rounds + 1):
                 say(f"{case.size} by {case.transport}, round {number} of {case.rounds}")
                 rounds.append(figures(await update.next(), await update.stall(), floor.measure()))
@@ -272,8 +272,9 @@ class Update:
     """Brings one version after the other to the replicas."""
 
     def __init__(
-        self, case: Case, learner: LearnerProcess, fleet: Fleet, replicas: Sequence[Timed], newest: Path
+        self, case: Case, learner: LearnerProcess, fleet: Fleet, replicas: Sequence[Timed], newest: str
     ) -> None:
+        """newest: address of the weights that the replicas have."""
         self.case, self.learner, self.fleet, self.replicas = case, learner, fleet, replicas
         self.version, self.newest = 0, newest
 
@@ -281,15 +282,15 @@ class Update:
         """Trains, publishes and loads a version. Returns the seconds of its parts."""
         self.version += 1
         trained, canary = await self.learner.train(random_batch(self.version), self.version)
-        before, self.newest = self.newest, Path(trained.weights)
+        before, self.newest = self.newest, trained.weights
         started = time.perf_counter()
         path, moved_bytes = self.newest, self.case.size_bytes
         if self.case.transport == "delta":
-            path, moved_bytes = await asyncio.to_thread(by_delta, before, self.newest)
+            path, moved_bytes = await asyncio.to_thread(by_delta, Path(before), Path(self.newest))
         elif self.case.transport == "adapter":
-            moved_bytes = size_of(self.newest)
+            moved_bytes = size_of(Path(self.newest))
         delta_s = time.perf_counter() - started
-        await self.fleet.update_weights(PublishedWeights(str(path), self.version, canary))
+        await self.fleet.update_weights(PublishedWeights(path, self.version, canary))
         update_s = time.perf_counter() - started
         metrics = trained.metrics
         return {
@@ -329,16 +330,16 @@ def size_of(path: Path) -> int:
     return path.stat().st_size
 
 
-def by_delta(before: Path, newest: Path) -> tuple[Path, int]:
+def by_delta(before: Path, newest: Path) -> tuple[str, int]:
     """Returns the new weights, made of the old ones and a delta, and its bytes; all weights if a delta does not pay."""
     delta, made = newest.with_suffix(".delta"), newest.with_name("made.safetensors")
     digest = deltas.write(before, newest, delta)
     if digest is None:
-        return newest, newest.stat().st_size
+        return str(newest), newest.stat().st_size
     made.unlink(missing_ok=True)  # replicas may still map the one before
     info = FileInfo(name=newest.name, size_bytes=newest.stat().st_size, sha256=digest)
     deltas.apply(before, delta, info, made)
-    return made, delta.stat().st_size
+    return str(made), delta.stat().st_size
 
 
 def checkpoint_of(size: str, folder: Path) -> tuple[Path, int]:
