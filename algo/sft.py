@@ -40,7 +40,7 @@ class Example:
 
     >>> Example(ids_T=[5, 6, 7, 2], loss_T=[False, False, True])
     Traceback (most recent call last):
-    ValueError: Example: 4 ids but 3 loss marks
+    ValueError: an example has 4 ids but 3 loss marks
     """
 
     ids_T: Sequence[int]
@@ -48,7 +48,7 @@ class Example:
 
     def __post_init__(self) -> None:
         if len(self.ids_T) != len(self.loss_T):
-            raise ValueError(f"Example: {len(self.ids_T)} ids but {len(self.loss_T)} loss marks")
+            raise ValueError(f"an example has {len(self.ids_T)} ids but {len(self.loss_T)} loss marks")
 
     @classmethod
     def of(cls, pieces: Pieces) -> Self:

@@ -413,14 +413,14 @@ class Batch:
 class LearnerNumbers:
     """What the learner computes for each token of a row in its forward pass of the step, just before the update.
 
-    push_T: minus the derivative of the loss by the token's log-probability, times the minibatch's tokens: above 0 the
-    token is made likelier. All are NaN where a token was not sampled. A trained token whose advantage is not 0 and
-    whose push is 0 was clipped.
+    logprob_gradient_T: minus the derivative of the loss by the token's log-probability, times the minibatch's tokens:
+    above 0 the token is made likelier. All are NaN where a token was not sampled. A trained token whose advantage is
+    not 0 and whose gradient is 0 was clipped.
     """
 
     logprobs_T: Floats
     entropy_T: Floats
-    push_T: Floats
+    logprob_gradient_T: Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class SandboxConfig:
             raise ValueError(f"SandboxConfig.slots must be an int between 0 and {wire.MAX_SLOTS}, got {self.slots!r}")
         names = [tier.name for tier in self.tiers]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"SandboxConfig.tiers must be at least one, of different names, got {names!r}")
+            raise ValueError(f"SandboxConfig.tiers must hold at least one tier, each of another name, got {names!r}")
         require("SandboxConfig.isolation", self.isolation, one_of("nsjail", "none"))
         if self.python is not None and (not isinstance(self.python, str) or not self.python):
             raise ValueError(f"SandboxConfig.python must be a path as a str, got {self.python!r}")

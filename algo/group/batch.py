@@ -62,7 +62,7 @@ class Selection:
         name = getattr(self.selector, "__name__", type(self.selector).__name__)
         raise ValueError(
             f"the selector {name} must give different indices of the {members} trajectories, got {chosen!r:.100}. "
-            f"Fix: a list of whole numbers from 0 to {members - 1}, each once"
+            f"Fix: return a list of whole numbers from 0 to {members - 1}, each once"
         )
 
     def explain(self, group: Group) -> list[Mapping[str, float]]:
@@ -111,9 +111,10 @@ def lengths(group: Group) -> NDArray[np.int64]:
 def make_batch(step: int, groups: Sequence[Group], *, advantage: Advantage = GRPO) -> Batch:
     """Makes a step's batch of the kept trajectories of its groups, in order. It is empty if every group was dropped.
 
-    Raises ValueError for what another temperature than 1 sampled: replicas give the log-probabilities of temperature 1,
-    so it would be trained as if it had been sampled with these, and no check could notice. Raises ValueError too if
-    `select_and_score` was given an advantage of groups and this one is of the batch, or the reverse.
+    Raises ValueError for trajectories that were sampled at another temperature than 1: replicas give the
+    log-probabilities of temperature 1, so they would be trained as if sampled with these, and no check could notice.
+    Raises ValueError too if `select_and_score` was given an advantage of groups and this one is of the batch, or the
+    reverse.
     """
     trained = [group for group in groups if group.kept]
     by_batch = advantage.over_batch
@@ -124,7 +125,7 @@ def make_batch(step: int, groups: Sequence[Group], *, advantage: Advantage = GRP
         )
     kept = [group.trajectories[index] for group in groups for index in group.kept]
     if others := {member.temperature for member in kept} - {1.0}:
-        raise ValueError(f"only what temperature 1 sampled can be trained (RolloutConfig.temperature), got {others}")
+        raise ValueError(f"RolloutConfig.temperature must be 1 for trajectories that are trained, got {sorted(others)}")
     advantages = [group.advantages_K for group in trained if group.advantages_K is not None]
     if by_batch:
         advantages = advantage.of_batch([rewards(group) for group in trained], [lengths(group) for group in trained])

@@ -283,8 +283,8 @@ class Trainer:
         raise Mismatched(
             f"sampler and learner differ on tokens of version {live} by {mean:.2e} on average (tolerance "
             f"{tolerance:.0e}, mismatch_tolerance) and by up to {worst.difference:.2e} (tolerance "
-            f"{ONE_TOKEN * tolerance:.0e}): {worst}. Fix: if the model's own rounding is so large, a larger "
-            "mismatch_tolerance, or float32 on both sides"
+            f"{ONE_TOKEN * tolerance:.0e}): {worst}. Fix: if the model's own rounding is so large, raise "
+            "mismatch_tolerance, or use float32 on both sides"
         )
 
     def _backward(

@@ -72,7 +72,7 @@ class Weighted:
     def __init__(self, parts: Mapping[str, tuple[float, Reward]], *, monitor_s: float = 10.0) -> None:
         for name, (_, part) in parts.items():
             if isinstance(part, GroupReward):
-                raise ValueError(f"{name!r} grades whole groups. Fix: WeightedGroup in place of Weighted")
+                raise ValueError(f"{name!r} grades whole groups. Fix: use WeightedGroup instead of Weighted")
         self._group = WeightedGroup(parts, monitor_s=monitor_s)
 
     async def __call__(self, trajectory: Trajectory) -> Grade:

@@ -95,7 +95,7 @@ def json_score(field: str = "score", lowest: float = 0.0, highest: float = 1.0) 
     def read(text: str) -> float:
         value = _json(text).get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{field!r} is no number: {text[:80]!r}")
+            raise ValueError(f"{field!r} must be a number, got {text[:80]!r}")
         return float(_within(value, lowest, highest))
 
     return read
@@ -301,9 +301,9 @@ def _json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON: {text[:80]!r}") from error
+        raise ValueError(f"the answer must be JSON, got {text[:80]!r}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"no JSON object: {text[:80]!r}")
+        raise ValueError(f"the answer must be a JSON object, got {text[:80]!r}")
     return value
 
 

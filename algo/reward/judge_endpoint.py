@@ -180,7 +180,7 @@ class JudgeEndpoint:
                 if error.status_code < 500 and error.status_code not in RETRIED:
                     raise self._unavailable(f"refuses with HTTP {error.status_code}: {error}") from None
                 raise _TryAgain(f"it answers with HTTP {error.status_code}", _seconds(error)) from error
-            except (openai.APIError, ValueError) as error:  # no connection, no JSON, or JSON of another kind
+            except (openai.APIError, ValueError) as error:  # no connection, or a body that is no JSON of a completion
                 raise _TryAgain(f"it fails: {type(error).__name__}") from error
         try:
             tokens = int(completion.usage.total_tokens) if completion.usage is not None else 0
@@ -189,14 +189,14 @@ class JudgeEndpoint:
         except (AttributeError, IndexError, TypeError, ValueError):
             text = None
         if not isinstance(text, str):
-            raise _TryAgain("it answers with something else than a message")
+            raise _TryAgain("its answer holds no message")
         return ("" if choice.finish_reason == "length" else text), tokens
 
     def _check_budget(self) -> None:
         for name, spent in (("max_requests", "requests"), ("max_total_tokens", "tokens")):
             limit = getattr(self.config, name)
             if limit is not None and self.counts[spent] >= limit:
-                raise self._unavailable(f"has a budget, {name}={limit}, that is spent. Fix: a larger {name}")
+                raise self._unavailable(f"has spent its budget, {name}={limit}. Fix: raise {name}")
 
     def _unavailable(self, what: str) -> GraderUnavailable:
         message = f"the judge {self.config.model} at {self.config.url} {' '.join(what.split())}"

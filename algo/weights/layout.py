@@ -114,7 +114,9 @@ class Pulled:
         with self._changed:
             self._version = None
             if not self._changed.wait_for(lambda: not self._pulls, 2 * PULL_S):  # by then each has ended or was ended
-                raise TimeoutError(f"weights {version}: a replica still pulls those before after {2 * PULL_S:g} s")
+                raise TimeoutError(
+                    f"weights {version} wait: a replica still pulls the version before, {2 * PULL_S:g} s later"
+                )
         yield self._views
         if self._memory.is_cuda:
             # Not of all streams: a pull may hang on another
@@ -162,7 +164,7 @@ class Pulled:
         with self._changed:
             self._changed.wait_for(lambda: self._version is not None, PULL_S)
             if self._version != version:
-                raise RuntimeError(f"refused: there is version {self._version}")
+                raise RuntimeError(f"refused: the current version is {self._version}")
             self._pulls += 1
         try:
             yield

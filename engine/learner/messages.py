@@ -85,7 +85,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Answer to Train. weights: path of the published file; canary logprobs [sum(len - 1)] follow as one frame, and, if
-    rows were asked for, `logprobs`, `entropy` and `push` of their tokens (`algo.learner.measure.tokens`).
+    rows were asked for, `logprobs`, `entropy` and `logprob_gradient` of their tokens (`algo.learner.measure.tokens`).
 
     metrics: loss, grad_norm, entropy, clip fractions, importance-ratio statistics, seconds of each part.
     """

@@ -93,7 +93,7 @@ def _by_row(batch: Batch, rows: Sequence[int], arrays: Arrays) -> dict[int, Lear
         row: LearnerNumbers(
             logprobs_T=arrays["logprobs"][end - length : end],
             entropy_T=arrays["entropy"][end - length : end],
-            push_T=arrays["push"][end - length : end],
+            logprob_gradient_T=arrays["logprob_gradient"][end - length : end],
         )
         for row, length, end in zip(rows, lengths, ends, strict=True)
     }

@@ -92,7 +92,7 @@ class LocalHost:
                     raise
             except (OSError, zmq.ZMQError) as error:
                 raise SandboxUnavailable(
-                    f"no place for the socket of a sandbox host: {error}. "
+                    f"the socket of a sandbox host could not be made: {error}. "
                     "Fix: make room for temporary files, or set TMPDIR to a folder where this user may write"
                 ) from error
 

@@ -195,12 +195,12 @@ def _tokens(member: Trajectory, advantage: float | None, *, whole: bool) -> Part
         return tokens
     learner_T = np.where(sampled_T, logprobs_T + rng.normal(0, 0.1, count), np.nan).astype(np.float32)
     clipped_T = np.abs(learner_T - logprobs_T) > 0.2
-    push_T = np.where(clipped_T, 0, np.exp(learner_T - logprobs_T) * advantage)
+    logprob_gradient_T = np.where(clipped_T, 0, np.exp(learner_T - logprobs_T) * advantage)
     return msgspec.structs.replace(
         tokens,
         learner_logprobs_T=learner_T,
         learner_entropy_T=np.where(sampled_T, rng.exponential(0.5, count), np.nan).astype(np.float32),
-        learner_push_T=np.where(sampled_T, push_T, np.nan).astype(np.float32),
+        learner_logprob_gradient_T=np.where(sampled_T, logprob_gradient_T, np.nan).astype(np.float32),
     )
 
 

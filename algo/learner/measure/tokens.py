@@ -1,8 +1,8 @@
 """Notes the learner's values of single tokens, for the rows that somebody who looks at a run asks for.
 
-`logprobs` and `entropy` are those of the forward pass that the update is made of. `push` is minus the derivative of the
-loss by the token's log-probability, times the minibatch's tokens: for PPO the advantage times the ratio, and 0 where
-that was clipped. All are NaN where there was no loss.
+`logprobs` and `entropy` are those of the forward pass that the update is made of. `logprob_gradient` is minus the
+derivative of the loss by the token's log-probability, times the minibatch's tokens: for PPO the advantage times the
+ratio, and 0 where that was clipped. All are NaN where there was no loss.
 
 Shape legend: B sequences of a batch, N tokens of the rows asked for, M positions with loss of a microbatch.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from algo.learner.pack import MicroBatch
 
-NAMES = ("logprobs", "entropy", "push")
+NAMES = ("logprobs", "entropy", "logprob_gradient")
 
 
 class TokenNotes:
@@ -37,8 +37,8 @@ class TokenNotes:
         starts_M = self._starts_B[micro.trajectories_S[micro.sequence_M]]
         chosen = np.flatnonzero(starts_M >= 0)
         places = starts_M[chosen] + micro.position_ids_RL.flat[micro.positions_M[chosen]] + 1
-        push_M = torch.zeros_like(logprobs_M) if logprobs_M.grad is None else -scale * logprobs_M.grad
-        values = torch.stack([logprobs_M.detach(), entropy_M.detach(), push_M]).float().cpu()
+        logprob_gradient_M = torch.zeros_like(logprobs_M) if logprobs_M.grad is None else -scale * logprobs_M.grad
+        values = torch.stack([logprobs_M.detach(), entropy_M.detach(), logprob_gradient_M]).float().cpu()
         self._values[:, torch.from_numpy(places)] = values[:, torch.from_numpy(chosen)]
         self._seen_N[torch.from_numpy(places)] = 1
 

@@ -91,8 +91,8 @@ def check_tied(model: PreTrainedModel) -> None:
     if tied and getattr(head, "weight", None) is not embedded.weight:
         name = next(name for name, module in model.named_modules() if module is head)
         raise ValueError(
-            f"config.json says tie_word_embeddings true, and the files hold another {name}.weight than the embeddings. "
-            f"Fix: say tie_word_embeddings false, or take {name}.weight out of the files"
+            f"config.json sets tie_word_embeddings to true, but {name}.weight in the files is another. "
+            f"Fix: set tie_word_embeddings to false, or take {name}.weight out of the files"
         )
 
 

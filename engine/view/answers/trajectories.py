@@ -142,7 +142,7 @@ def _columns(tokens: PartTokens, text_T: list[str] | None, turns: Sequence[Turn]
         "logprobs_T": _values(tokens.logprobs_T),
         "learner_logprobs_T": _values(tokens.learner_logprobs_T),
         "learner_entropy_T": _values(tokens.learner_entropy_T),
-        "learner_push_T": _values(tokens.learner_push_T),
+        "learner_logprob_gradient_T": _values(tokens.learner_logprob_gradient_T),
         "ratio_T": _values(ratio_T),
         **_uncertain(tokens, text_T, turns),
     }

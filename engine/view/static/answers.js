@@ -207,7 +207,7 @@
  *   logprobs_T: Column,
  *   learner_logprobs_T: Column,
  *   learner_entropy_T: Column,
- *   learner_push_T: Column,
+ *   learner_logprob_gradient_T: Column,
  *   ratio_T: Column,
  *   forking_T?: boolean[],
  *   reflection_T?: boolean[],

@@ -125,7 +125,7 @@ def two_steps(folder, checkpoint, ranks, after=None):
             assert isinstance(reply, messages.Trained), reply
             run.replies.append(reply)
             run.canaries.append(arrays["canary"])
-            run.noted.append({name: arrays[name] for name in ("logprobs", "entropy", "push")})
+            run.noted.append({name: arrays[name] for name in ("logprobs", "entropy", "logprob_gradient")})
             run.weights.append(copied(reply.weights))
         run.files = sorted(path.name for path in folder.glob("*.safetensors"))
         reply, arrays = peer.ask(messages.Score(), batch(6, step=2).arrays())

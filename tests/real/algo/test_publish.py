@@ -225,7 +225,7 @@ def test_pulls_are_whole_versions_and_one_that_breaks_off_holds_nobody_up(monkey
     assert pull(subject.address(2), 2, "next", take=3)[0] == 5
     said = capfd.readouterr().err
     assert "'dies'" in said, said
-    assert "refused: there is version 1" in said
+    assert "refused: the current version is 1" in said
 
 
 def test_transports(tmp_path):
@@ -280,7 +280,7 @@ def test_a_replica_that_never_joins_holds_nobody_up_and_one_that_joins_late_gets
     for thread in threading.enumerate():
         if thread.name == "pull-1":
             thread.join(30)
-    assert "refused: there is version 2" in capfd.readouterr().err
+    assert "refused: the current version is 2" in capfd.readouterr().err
 
 
 def test_what_waits_for_a_replica_that_died_is_ended_once(monkeypatch):

@@ -28,8 +28,8 @@ const SCALE = 20_000; // values that decide where the colours are full
 
 /**
  * The column that tokens are coloured by.
- * @typedef {"sampled_T" | "ratio_T" | "learner_entropy_T" | "logprobs_T" | "learner_push_T"
- *   | "versions_T"} Mode
+ * @typedef {"sampled_T" | "ratio_T" | "learner_entropy_T" | "logprobs_T"
+ *   | "learner_logprob_gradient_T" | "versions_T"} Mode
  */
 /** @type {Record<Mode, string>} */
 const MODES = {
@@ -37,7 +37,7 @@ const MODES = {
   ratio_T: "ratio",
   learner_entropy_T: "entropy",
   logprobs_T: "log-probability",
-  learner_push_T: "gradient of the loss",
+  learner_logprob_gradient_T: "gradient of the loss",
   versions_T: "weight version",
 };
 
@@ -117,8 +117,11 @@ function strip(tokens, mode, clipped) {
  * @param {Trajectory} trajectory
  * @param {Tokens} tokens
  */
-function clippedTokens({ advantage }, { learner_push_T }) {
-  return positions(advantage === 0 ? [] : (learner_push_T ?? []), (value) => value === 0);
+function clippedTokens({ advantage }, { learner_logprob_gradient_T }) {
+  return positions(
+    advantage === 0 ? [] : (learner_logprob_gradient_T ?? []),
+    (value) => value === 0,
+  );
 }
 
 /**
@@ -210,7 +213,7 @@ function tokenText(tokens, at, clipped) {
       ["entropy", fixed(tokens.learner_entropy_T?.[at], 4), ...uncertainKinds(tokens, at)].join(
         " ",
       ),
-      `gradient ${signed(tokens.learner_push_T?.[at], 4)}`,
+      `gradient ${signed(tokens.learner_logprob_gradient_T?.[at], 4)}`,
     );
   }
   if (tokens.versions_T) lines.push(`weight version ${tokens.versions_T[at]}`);
@@ -257,7 +260,7 @@ function modeLegend(mode, tokens) {
     ],
     learner_entropy_T: [["high entropy", faded("tool_wait")]],
     logprobs_T: [["unlikely to the sampler", faded("tool_wait")]],
-    learner_push_T: [
+    learner_logprob_gradient_T: [
       ["the loss makes it likelier", faded("good")],
       ["less likely", faded("bad")],
     ],
@@ -267,7 +270,7 @@ function modeLegend(mode, tokens) {
     ]),
   };
   /** @type {[text: string, paint: string][]} */
-  const marks = tokens.learner_push_T
+  const marks = tokens.learner_logprob_gradient_T
     ? [
         ["underlined: clipped", color("bad")],
         ["forking: doubts or checks itself, of high entropy", color("tool_wait")],

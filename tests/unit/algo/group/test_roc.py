@@ -79,7 +79,7 @@ def test_what_another_temperature_sampled_is_not_trained():
     """Its log-probabilities are those of temperature 1: it was not sampled with these probabilities."""
     members = tuple(replace(trajectory(reward=reward), temperature=0.6) for reward in (1.0, 0.0))
     group = select_and_score(KeepAll(), seed=0)(Group(prompt=members[0].prompt, trajectories=members, lease=0))
-    with pytest.raises(ValueError, match=r"temperature 1.*0\.6"):
+    with pytest.raises(ValueError, match=r"temperature.*0\.6"):
         make_batch(1, [group])
     assert make_batch(1, [replace(group, kept=(), advantages_K=None, drop="easy")]).lengths_B.size == 0
 

@@ -75,10 +75,10 @@ def test_the_push_is_the_advantage_times_the_ratio_and_nothing_where_that_was_cl
     advantage_N = np.repeat(whole.advantages_B, whole.lengths_B)[sampled_N]
     clipped_N = np.where(advantage_N > 0, ratio_N > 1.28, ratio_N < 0.8)
     subject.train(whole, None, rows)
-    push_N = subject.noted["push"][sampled_N]
+    logprob_gradient_N = subject.noted["logprob_gradient"][sampled_N]
     assert 0.05 < clipped_N.mean() < 0.5
-    assert ((push_N == 0) == clipped_N).all()
-    np.testing.assert_allclose(push_N[~clipped_N], (ratio_N * advantage_N)[~clipped_N], rtol=1e-3)
+    assert ((logprob_gradient_N == 0) == clipped_N).all()
+    np.testing.assert_allclose(logprob_gradient_N[~clipped_N], (ratio_N * advantage_N)[~clipped_N], rtol=1e-3)
 
 
 def test_it_changes_no_bit_of_the_weights_and_nothing_is_noted_unless_asked(trainer):
@@ -101,7 +101,7 @@ def test_they_follow_the_canary_in_the_learners_answer(trainer):
     whole = batch(12)
     _, arrays = learner.train(messages.Train(step=0, version=1, rows=(2,)), whole.arrays())
     assert {name: len(array) for name, array in arrays.items() if name != "canary"} == dict.fromkeys(
-        ("logprobs", "entropy", "push"), whole.lengths_B[2]
+        ("logprobs", "entropy", "logprob_gradient"), whole.lengths_B[2]
     )
     _, arrays = learner.train(messages.Train(step=1, version=2), whole.arrays())
     assert set(arrays) == {"canary"}

@@ -129,7 +129,7 @@ def test_a_step_begins_with_its_first_trajectory():
 
 def test_numbers_of_the_learner_are_those_of_their_sequence_and_only_of_whole_groups():
     groups = [a_group(0), a_group(1)]
-    columns = {"logprobs_T": -2.0, "entropy_T": 0.5, "push_T": 1.0}
+    columns = {"logprobs_T": -2.0, "entropy_T": 0.5, "logprob_gradient_T": 1.0}
     numbers = LearnerNumbers(**{name: np.full(7, value, np.float32) for name, value in columns.items()})
     first, second = records_of(groups).tokens({Place(0, 0, 0): numbers})
     assert first.trajectories[0][0].learner_logprobs_T.tolist() == [-2.0] * 7

@@ -45,7 +45,7 @@ def test_a_group_that_is_not_whole_has_its_tokens_and_no_numbers(tmp_path):
     write_recorded_run(tmp_path, steps=1)
     [part] = RecordedRun(tmp_path).tokens(1, 3).trajectories[0]
     assert len(part.token_ids_T) == len(part.sampled_T) == 60
-    assert part.logprobs_T is part.learner_push_T is None
+    assert part.logprobs_T is part.learner_logprob_gradient_T is None
 
 
 def test_the_tokenizer_beside_it_reads_the_tokens(tmp_path):

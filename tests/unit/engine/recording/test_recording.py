@@ -31,7 +31,7 @@ def numbers_of(batch, rows):
     """By row; each number is that of its token in the batch."""
     ends = np.cumsum(batch.lengths_B)
     tokens = {row: np.arange(ends[row] - batch.lengths_B[row], ends[row], dtype=np.float32) for row in rows}
-    return {row: LearnerNumbers(logprobs_T=at, entropy_T=at, push_T=at) for row, at in tokens.items()}
+    return {row: LearnerNumbers(logprobs_T=at, entropy_T=at, logprob_gradient_T=at) for row, at in tokens.items()}
 
 
 async def test_a_step_is_on_the_disk_with_the_learners_numbers_in_their_places(tmp_path):
@@ -46,7 +46,7 @@ async def test_a_step_is_on_the_disk_with_the_learners_numbers_in_their_places(t
     second = run.tokens(1, 1).trajectories
     before = int(batch.lengths_B[:2].sum())
     assert second[0][0].learner_logprobs_T.tolist() == list(range(before, before + 7))
-    assert second[2][0].learner_push_T.tolist() == list(range(before + 7, before + 7 + 9))
+    assert second[2][0].learner_logprob_gradient_T.tolist() == list(range(before + 7, before + 7 + 9))
     assert run.index.problems == ()
 
 

@@ -24,7 +24,11 @@ class Noting:
         trained, canary = await self.train(batch, version)
         ends = np.cumsum(batch.lengths_B)
         said = {row: batch.logprobs_N[ends[row] - batch.lengths_B[row] : ends[row]] - 0.5 for row in rows}
-        return trained, canary, {row: LearnerNumbers(logprobs_T=T, entropy_T=T, push_T=T) for row, T in said.items()}
+        return (
+            trained,
+            canary,
+            {row: LearnerNumbers(logprobs_T=T, entropy_T=T, logprob_gradient_T=T) for row, T in said.items()},
+        )
 
 
 class Recorded(Life):
