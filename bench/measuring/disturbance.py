@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import psutil
+
 from bench.measuring.processes import family
 
 MOST = 0.10  # share of the machine's CPU that others may use
@@ -19,13 +21,12 @@ class Surroundings:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._all_s, self._own_s = _busy_s(), _own_s()
+        self._others_s = _others_s()
 
     def others(self) -> float:
         """Returns the share of all cores that other processes have used, from 0 to 1."""
         seconds = max(1e-9, time.monotonic() - self._began)
-        used_s = (_busy_s() - self._all_s) - (_own_s() - self._own_s)
-        return max(0.0, used_s / seconds / (os.cpu_count() or 1))
+        return max(0.0, (_others_s() - self._others_s) / seconds / (os.cpu_count() or 1))
 
 
 def reason(others: float, rounds: int) -> str | None:
@@ -43,20 +44,37 @@ def reason(others: float, rounds: int) -> str | None:
     return None
 
 
-def _busy_s() -> float:
+def _others_s() -> float:
+    """Returns the CPU seconds so far of all processes but this one and its descendants, up to a constant.
+
+    In a container the processes of the rest of the machine cannot be seen. Then it is what the machine used more than
+    this family, which counts too much: times of a child are lost if its parent ignores SIGCHLD, as jails do.
+    """
+    if not _sees_all():
+        return _machine_s() - sum(map(_seconds, family(os.getpid())))
+    own = {process.pid for process in family(os.getpid())}
+    return sum(_seconds(process) for process in psutil.process_iter() if process.pid not in own)
+
+
+def _sees_all() -> bool:
+    """Whether this is the machine's first PID namespace, where process 2 is the kernel's."""
+    try:
+        return Path("/proc/2/comm").read_text() == "kthreadd\n"
+    except OSError:
+        return False
+
+
+def _machine_s() -> float:
     """Returns the CPU seconds of all processes since the machine started."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system + irq + softirq) / _TICKS
 
 
-def _own_s() -> float:
-    """Returns the CPU seconds of this process and its descendants, those that have ended included."""
-    own = os.times()
-    seconds = own.user + own.system + own.children_user + own.children_system
-    for process in family(os.getpid())[1:]:
-        try:
-            times = process.cpu_times()
-        except Exception:
-            continue
-        seconds += times.user + times.system + times.children_user + times.children_system
+def _seconds(process: psutil.Process) -> float:
+    """Returns the CPU seconds of a process and of the children for which it has waited; 0 if it has just ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    seconds: float = times.user + times.system + times.children_user + times.children_system
     return seconds
