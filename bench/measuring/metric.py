@@ -86,9 +86,9 @@ def count(title: str, doc: str, *, form: str = ",.0f", summary: Summary = "media
     return Metric(title=title, doc=doc, kind=Kind.COUNT, form=form, summary=summary)
 
 
-def megabytes(title: str, doc: str, *, form: str = ",.1f") -> Metric:
+def megabytes(title: str, doc: str, *, form: str = ",.1f", summary: Summary = "median") -> Metric:
     """Returns a metric whose value is in bytes and is shown in megabytes."""
-    return Metric(title=title, doc=doc, kind=Kind.COUNT, form=form, scale=1e-6, unit=" MB")
+    return Metric(title=title, doc=doc, kind=Kind.COUNT, form=form, summary=summary, scale=1e-6, unit=" MB")
 
 
 def interval(samples: Sequence[float]) -> tuple[float, float]:

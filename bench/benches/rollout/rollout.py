@@ -100,8 +100,9 @@ METRICS = {
     "lag_max_s": milliseconds("largest lag", "by which the event loop is late", form=".0f"),
     "lag_cpu_p99_s": milliseconds("lag in CPU, p99", "the same in CPU time", form=".1f", kind=Kind.CPU),
     "cpu_per_token_s": microseconds("CPU per token", "of this process", form=".1f"),
-    "trajectory_bytes": megabytes("a trajectory", "memory when all wait", form=".4f"),
-    "trajectory_peak_bytes": megabytes("at most", "memory of a trajectory at the peak", form=".4f"),
+    # The first round takes this memory from the system; later ones find it free.
+    "trajectory_bytes": megabytes("a trajectory", "memory when all wait", form=".3f", summary="largest"),
+    "trajectory_peak_bytes": megabytes("at most", "memory of one at the peak", form=".3f", summary="largest"),
     "trajectories": count("trajectories", "that ended"),
 }
 
