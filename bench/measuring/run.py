@@ -52,22 +52,23 @@ def run(name: str, bench: Bench[Any], argv: Sequence[str], *, doc: str | None) -
     arguments = with_quick(argv, bench.quick)
     options, shell = parse_all([bench.options, Shell], arguments, program=f"rocstar bench {name}", description=doc)
     baseline = None if shell.baseline is None else differences.baseline(shell.baseline, shell.metric)
-    surroundings, load_before = Surroundings(), os.getloadavg()[0]
+    load_before = os.getloadavg()[0]
     rounds: list[Figures] = []
     code = 0
-    try:
-        bench.measure(options, rounds.append)
-    except KeyboardInterrupt:
-        code = 130
-        say(f"interrupted: {'the finished rounds follow' if rounds else 'no round was finished'}")
-    except BenchFailed as error:
-        code = 1
-        say(f"error: {error}")
+    with Surroundings() as surroundings:
+        try:
+            bench.measure(options, rounds.append)
+        except KeyboardInterrupt:
+            code = 130
+            say(f"interrupted: {'the finished rounds follow' if rounds else 'no round was finished'}")
+        except BenchFailed as error:
+            code = 1
+            say(f"error: {error}")
+        others = surroundings.others()
     if not rounds:
         return code
     samples = gathered(rounds)
     fewest = min(len(values) for of in samples.values() for values in of.values())
-    others = surroundings.others()
     result = Result(
         bench=name,
         command=shlex.join(["rocstar", "bench", name, *(word for word in argv if not _is_of_shell(word))]),
