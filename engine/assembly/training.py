@@ -64,6 +64,7 @@ from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageStats
 from engine.ports import GroupReward, Reward, StatefulTool, Tool
 from engine.recipe import Run
+from engine.recording.groups import Explain
 from engine.recording.recording import Recording
 from engine.replica.config import prepare_environment
 from engine.replica.port import KvSample
@@ -199,6 +200,7 @@ class Training:
         self._gateways: dict[tuple[str, str], tuple[Gateway, str]] = {}  # by host and token, with their addresses
         self._schedule = self._scheduled(())
         self._train: TrainStage | None = None
+        self._explain: Explain | None = None  # of the recipe's selection, once its stages are listed
         self._display: Display | None = None
         self._has_run = False
 
@@ -291,8 +293,7 @@ class Training:
         wiring.check_rollouts(rollouts)
         wiring.check_reward(reward)
         wiring.check_select(select)
-        if self.recording is not None:  # what the selection says of its choices is recorded
-            self.recording.explain = getattr(select, "explain", None)
+        self._explain = getattr(select, "explain", None)
         self.maker = GroupMaker(rollouts=rollouts, reward=reward, config=self.config.group, timeline=self.timeline)
         elsewhere = self.role.groups(self.maker)
         refills = self._refills()
@@ -344,6 +345,7 @@ class Training:
             full_reward=self.config.full_reward,
             enough=lambda: enough(self.steps()),
             recording=self.recording,
+            explain=self._explain_choices,
             made=self._made,
             published=self.role.published,
         )
@@ -408,6 +410,10 @@ class Training:
         assert self.learner is not None
         path, chat = self.run_folder.path / "checkpoint", self.chat
         await self.learner.save(path, chat_template=chat.template, end_of_turn=chat.end_of_turn)
+
+    def _explain_choices(self, group: Group) -> Sequence[Mapping[str, float]]:
+        """Returns what the selection says of its choices, for each trajectory; nothing if it has no `explain`."""
+        return [{}] * len(group.trajectories) if self._explain is None else self._explain(group)
 
     def _made(self, step: int, groups: Sequence[Group]) -> None:
         self.recorder.failed(f"step {step}", [member for group in groups for member in group.trajectories])

@@ -51,7 +51,7 @@ class Recording:
     """`async with Recording(...) as recording`; then, as steps are trained, `begin` and `trained`.
 
     step: the one that is under way first (from 1). tokenizer: as `tokenizers` writes one to a file. note: a line for
-    the user. explain: what the selector says of its choice. nodes: by lease, the machine that made the group.
+    the user. nodes: by lease, the machine that made the group.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Recording:
         tokenizer: str | None,
         note: Callable[[str], None],
     ) -> None:
-        self.explain: Explain | None = None
         self.nodes: dict[int, str] = {}
         self._config, self._timeline, self._note = config, timeline, note
         self._folder = RecordFolder(run, config)
@@ -119,8 +118,11 @@ class Recording:
 
         self._post(write)
 
-    def begin(self, step: int, groups: Sequence[Group], batch: Batch) -> list[int]:
-        """Notes that a step is about to be trained; returns the rows of the batch for which the learner is asked."""
+    def begin(self, step: int, groups: Sequence[Group], batch: Batch, explain: Explain | None = None) -> list[int]:
+        """Notes that a step is about to be trained; returns the rows of the batch for which the learner is asked.
+
+        explain: what the selection says of its choices.
+        """
         whole = whole_groups(groups, self._config.token_groups)
         places = places_of(batch, groups, whole)
         records = StepRecords(
@@ -128,7 +130,7 @@ class Recording:
             groups=groups,
             whole=whole,
             nodes={group.lease: self.nodes.pop(group.lease, "") for group in groups},
-            explain=self.explain,
+            explain=explain,
         )
         self._training = made = _Step(number=step, records=records, places=places)
 

@@ -24,6 +24,7 @@ from engine.learner.messages import Trained
 from engine.learner.process import LearnerProcess
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, StageStats
+from engine.recording.groups import Explain
 from engine.recording.recording import Recording
 from engine.run.resume import RunState
 from engine.stages.empty_batches import EmptyBatches, NothingLeft
@@ -46,8 +47,8 @@ class TrainStage:
     prompt. enough: asked before the first step and after each; a reason to end the run there. published: told of new
     weights before the replicas load them. host: what the node's own process measured since it was last called
     (`engine.telemetry.host_meter`). recording: gets a step's groups, and what the learner says of some of their
-    tokens. nothing_left: why the run has ended before its last step, if it has. made: told of a step's groups as they
-    come. Raises NothingToTrain.
+    tokens. explain: what the selection says of its choices, for the recording. nothing_left: why the run has ended
+    before its last step, if it has. made: told of a step's groups as they come. Raises NothingToTrain.
     """
 
     learner: LearnerProcess
@@ -66,6 +67,7 @@ class TrainStage:
     host: Callable[[], dict[str, float]] = dict
     published: Callable[[PublishedWeights], None] = lambda weights: None
     recording: Recording | None = None
+    explain: Explain | None = None
     nothing_left: NothingLeft | str | None = None
     made: Callable[[int, Sequence[Group]], None] = lambda step, groups: None
 
@@ -168,7 +170,7 @@ class TrainStage:
         resting = self.fleet.rest() if self.replicas_rest else nullcontext()
         async with resting, asyncio.TaskGroup() as tasks:
             batch = self._made_batch(step, groups)
-            rows = self.recording.begin(step, groups, batch) if self.recording is not None else []
+            rows = [] if self.recording is None else self.recording.begin(step, groups, batch, self.explain)
             learning = tasks.create_task(self._train(batch, step, rows), name="train")
             await asyncio.sleep(0)
             gc.collect()  # while the learner has the cores, and nothing waits for this process

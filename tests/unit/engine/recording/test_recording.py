@@ -108,10 +108,8 @@ async def test_a_full_disk_is_noted_once_and_the_record_goes_on_when_there_is_ro
 async def test_a_bug_in_what_a_selector_says_is_noted_and_ends_nothing(tmp_path):
     notes, groups = [], [a_group(0)]
     async with a_recording(tmp_path, notes=notes) as subject:
-        subject.explain = lambda group: 1 / 0
-        subject.begin(1, groups, a_batch(groups))
+        subject.begin(1, groups, a_batch(groups), lambda group: 1 / 0)
         subject.trained({})
-        subject.explain = None
         subject.begin(2, groups, a_batch(groups))
         subject.trained({})
     assert len(notes) == 1

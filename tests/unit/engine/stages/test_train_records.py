@@ -31,6 +31,10 @@ class Noting:
         )
 
 
+def explain(group):
+    return [{"sample": member.sample} for member in group.trajectories]
+
+
 class Recorded(Life):
     """notes: of the recording."""
 
@@ -49,7 +53,7 @@ class Recorded(Life):
             tokenizer=None,
             note=self.notes.append,
         )
-        self.learn.recording = recording
+        self.learn.recording, self.learn.explain = recording, explain
 
         class Both:
             async def run(self):
@@ -75,6 +79,7 @@ async def test_every_step_is_recorded_once_whatever_cut_the_run_off(tmp_path, st
         assert np.mean(np.concatenate([each.group.rewards_G for each in groups])) == row["reward"]
         assert [each.group.lease for each in groups] == [2 * (step - 1), 2 * (step - 1) + 1]
         for each in groups:
+            assert each.reasons == tuple(explain(each.group))
             tokens = run.tokens(step, each.number).trajectories
             for index, (member, [part]) in enumerate(zip(each.group.trajectories, tokens, strict=True)):
                 assert all(turn.placed[-1].replica == turn.replica for turn in member.turns)
