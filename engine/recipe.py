@@ -64,9 +64,15 @@ class Recipe:
 
 
 def load_recipe(path: Path) -> Recipe:
-    """The `recipe` of a file. Raises BadInput where there is none, and whatever the file raises."""
+    """Returns the `recipe` of a file. Raises BadInput if there is none, and whatever the file raises.
+
+    The file's folder comes first on sys.path, as with `python FILE`: a recipe may import modules that lie beside it.
+    """
     if not path.is_file():
         raise BadInput(f"the recipe {path} is not here. Fix: copy it there")
+    folder = str(path.resolve().parent)
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
     recipe = getattr(module_of(path, f"recipe_{path.stem}"), "recipe", None)
     if not isinstance(recipe, Recipe):
         raise BadInput(f"{path} has no recipe. Fix: end it with recipe = Recipe(config=Config, train=train)")

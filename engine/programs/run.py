@@ -25,7 +25,6 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit code: that of the recipe, 2 for a file that is none."""
     path = parse(Options, argv[:1], program="rocstar run", description=__doc__).recipe
     sys.argv[:] = [str(path), *argv[1:]]  # as `python RECIPE` has it: what is printed to be run again begins with it
-    sys.path.insert(0, str(path.resolve().parent))
     try:
         recipe = load_recipe(path)
     except BadInput as error:

@@ -1,5 +1,6 @@
 """The options that recipes share, and the advice that names them."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,12 @@ ROWS = [
     {"replicas/deaths": 1},
     {"groups/all": 8, "groups/flat": 8, "rollout/trajectories": 9, "stop/length": 9, "stop/deadline": 9},
 ]
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch):
+    """Loading a recipe puts its folder on sys.path."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def options_of(recipe, tmp_path):

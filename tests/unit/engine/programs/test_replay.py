@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,8 @@ from tests.support.recorded_run import write_recorded_run
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # loading a recipe puts its folder there
     write_recorded_run(tmp_path)
     return tmp_path
 
@@ -68,6 +70,15 @@ def test_the_recipe_and_its_options_are_those_of_the_run(run):
     begin(run, "gone.py")
     with pytest.raises(CannotGoOn, match=r"gone\.py"):
         begun(run)
+
+
+def test_a_recipe_imports_what_lies_beside_it(run, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "beside_a_replay.py").write_text("from recipes.quickstart import recipe\n")
+    (folder / "mine.py").write_text("from beside_a_replay import recipe\n")
+    begin(run, folder / "mine.py")
+    assert begun(run, folder / "mine.py").recipe.config is Config
 
 
 def test_a_file_without_a_recipe_is_named(run, tmp_path):
