@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, and a full disk is one clear error."""
+"""Writes files whole or not at all, and reports a full disk as one clear error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CannotWrite(RuntimeError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Turns a failed write below into CannotWrite with the path."""
+    """Raises CannotWrite, which names the path, if a write within it fails by the disk or by permissions."""
     try:
         yield path
     except OSError as error:
@@ -30,14 +30,14 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def append(file: int, data: bytes) -> None:
-    """All of data at the end of the file that this descriptor is of, or nothing and an OSError."""
+    """Appends all of data to the file of this descriptor, or appends nothing and raises OSError."""
     if (written := os.write(file, data)) != len(data):
         os.ftruncate(file, os.fstat(file).st_size - written)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_whole(path: Path, data: Iterable[bytes]) -> None:
-    """The file holds data, or what it held before, also when the machine loses power. Raises CannotWrite."""
+    """Replaces a file's content; after a crash or a loss of power it is the old or the new one. Raises CannotWrite."""
     with writing(path):
         draft = path.with_suffix(".draft")
         try:
@@ -58,17 +58,17 @@ def write_synced(path: Path, data: Iterable[bytes]) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Where to write a file or folder that appears at path when it is complete; nothing is left of one that failed.
+    """Yields where to write a file or folder, which replaces what is at `path` if the block ends without an error.
 
-    It replaces what is there. What a killed writer left is deleted by the next one. Unlike `write_whole` it does not
-    wait for the disk.
+    Nothing is left of a failed write, and the next writer deletes what a killed one left. Unlike `write_whole` it does
+    not wait for the disk.
     """
     folder = path.parent / f".{path.name}.unfinished"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
         yield folder / "new"
-        if path.is_dir():  # the one thing that a rename does not replace
+        if path.is_dir():  # a rename replaces a file, but no folder
             path.rename(folder / "old")
         (folder / "new").rename(path)
     finally:
@@ -76,7 +76,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(path: Path) -> None:
-    """What was created, renamed or deleted in a folder is on the disk when this returns."""
+    """Waits until what was created, renamed or deleted in a folder is on the disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,9 +1,9 @@
-"""The clock of a run: seconds since 1970 (UTC), for all that a run writes down.
+"""The clock of a run, in seconds since 1970 (UTC): every time that a run writes down comes from it.
 
 Invariants
-- It never goes back, and a step of the wall clock moves nothing: the time of day is looked up once, at import.
-- Clocks of several processes and machines share one axis, as far as their times of day agree.
-- It tells quarters of a microsecond apart.
+- It never goes back, even if the wall clock is set: the time of day is read once, at import.
+- The clocks of several processes and machines agree as far as their times of day do.
+- Its resolution is a quarter of a microsecond.
 """
 
 from __future__ import annotations

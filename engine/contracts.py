@@ -1,11 +1,11 @@
-"""What an implementation of a Protocol must do, as one check per Protocol. Run them on your own:
+"""Checks what an implementation of a Protocol must do, with one check per Protocol. Run them on your own:
 
     from engine import contracts
 
     async def test_my_tool():
         await contracts.check_tool(MyTool(), {"query": "x"})
 
-A check raises AssertionError with the promise that was broken. Those for losses and weight transports are in
+A check raises AssertionError with the promise that was broken. The checks of losses and weight transports are in
 `algo.contracts`.
 """
 
@@ -44,18 +44,18 @@ ODD_ARGUMENTS: tuple[Mapping[str, Any], ...] = ({}, {"code": None}, {"code": [1]
 
 
 async def check_tool(tool: Tool, good: Mapping[str, Any]) -> None:
-    """A tool has a name, answers with a known outcome, answers odd arguments too, and can be cancelled."""
+    """Checks that a tool has a name, answers odd arguments too, with a known outcome, and can be cancelled."""
     check_schema(tool)
     for arguments in (good, *ODD_ARGUMENTS):
         reply = await tool(arguments)
         assert isinstance(reply, ToolReply), f"a tool answers with a ToolReply, not {reply!r}"
         assert reply.outcome in get_args(Outcome), f"outcome {reply.outcome!r} is one of {get_args(Outcome)}"
-        assert not (reply.jailed and not reply.executed), "what was not executed was not jailed"
-    await _cancelled(lambda: tool(good))
+        assert not (reply.jailed and not reply.executed), "a reply with executed=False must have jailed=False"
+    await _check_cancellable(lambda: tool(good))
 
 
 def check_schema(tool: Tool | StatefulTool) -> None:
-    """What the model is shown of a tool is the JSON schema of a function of its name."""
+    """Checks that the model is shown the JSON schema of a function with the tool's name."""
     assert isinstance(tool.name, str), "name is a string"
     assert tool.name, "name is not empty"
     shown = schema(tool)
@@ -68,12 +68,13 @@ def check_schema(tool: Tool | StatefulTool) -> None:
     properties = parameters.get("properties")
     assert isinstance(properties, Mapping), f"parameters names the arguments in properties: {parameters}"
     missing = set(parameters.get("required", ())) - properties.keys()
-    assert not missing, f"required arguments are in properties, not so {missing}"
+    assert not missing, f"required arguments must be in properties, which lack {missing}"
 
 
 async def check_stateful_tool(tool: StatefulTool, good: Mapping[str, Any]) -> None:
-    """It is not called itself; what `open` gives is a tool of the same name; trajectories have one each, at once; an
-    exception goes through and leaves the others as they are.
+    """Checks that a stateful tool is not callable itself and opens a tool of its own name for each trajectory.
+
+    Several are open at once, and an exception that leaves one passes through and does not affect the others.
     """
     assert not callable(tool), "a tool that can be called is taken for a stateless one"
     check_schema(tool)
@@ -93,8 +94,9 @@ async def check_stateful_tool(tool: StatefulTool, good: Mapping[str, Any]) -> No
 
 
 async def check_session_runner(runner: SessionRunner) -> None:
-    """Cells of a session run one after the other in the order of the calls, and say how their state is; sessions run
-    beside each other; a cell can be cancelled, and the session goes on.
+    """Checks that the cells of a session run in the order of the calls and report the state of their variables.
+
+    Sessions run side by side, and a session goes on after a cell was cancelled.
     """
     async with runner.session() as session, runner.session() as other:
         order: list[int] = []
@@ -112,12 +114,12 @@ async def check_session_runner(runner: SessionRunner) -> None:
             beside = await other.run("print(input())", "x", Limits(wall_s=2))
             assert beside.session_state == "kept", f"session_state is {beside.session_state!r}"
         assert order == [0, 1, 2, 3], f"cells ended in the order {order}"
-        await _cancelled(lambda: session.run("while True: pass"))
+        await _check_cancellable(lambda: session.run("while True: pass"))
         assert isinstance(await session.run("print(5)"), ToolResult), "the session goes on after a cancelled cell"
 
 
 async def check_tool_runner(runner: ToolRunner) -> None:
-    """Code's own failures are results; each call gets one; calls run at once; a call can be cancelled."""
+    """Checks that each call returns a result, also if its code fails; calls run at once and can be cancelled."""
     programs = [*(f"print({number})" for number in range(4)), "1/0"]
     async with asyncio.TaskGroup() as group:
         started = [group.create_task(runner.run(program), name=program) for program in programs]
@@ -126,12 +128,15 @@ async def check_tool_runner(runner: ToolRunner) -> None:
         assert result.outcome in get_args(Outcome), result
     assert await runner.run("print(input())", "x", Limits(wall_s=2)), "stdin and limits can be given"
     assert await runner.run("6 * 7", display=True), "a display can be asked for"
-    await _cancelled(lambda: runner.run("while True: pass"))
+    await _check_cancellable(lambda: runner.run("while True: pass"))
 
 
 async def check_reward(reward: Reward, trajectories: Sequence[Trajectory]) -> None:
-    """A finite number, the same each time, also for trajectories without an answer; the trajectory is not changed."""
-    assert not isinstance(reward, GroupReward), "what has `sees_group` is given whole groups"
+    """Checks that a reward is a finite number, the same each time, and does not change the trajectory.
+
+    Some of the trajectories should have no answer.
+    """
+    assert not isinstance(reward, GroupReward), "a reward with `sees_group` grades whole groups: use check_group_reward"
     for trajectory in trajectories:
         before = _content(trajectory)
         try:
@@ -145,10 +150,11 @@ async def check_reward(reward: Reward, trajectories: Sequence[Trajectory]) -> No
 
 
 async def check_group_reward(reward: GroupReward, groups: Sequence[Sequence[Trajectory]]) -> None:
-    """A grade or None for each trajectory, in order; the same each time; a group of one and a group of any size are
-    graded, and no trajectory is changed.
+    """Checks that a reward of groups gives a grade or None for each trajectory, in order and the same each time.
+
+    It grades groups of any size, also of one, and changes no trajectory.
     """
-    assert isinstance(reward, GroupReward), "`sees_group` tells it from a reward of one trajectory"
+    assert isinstance(reward, GroupReward), "`sees_group` must be there: it marks a reward of groups"
     assert reward.sees_group is True
     for group in [*groups, *(group[:1] for group in groups)]:
         before = [_content(member) for member in group]
@@ -170,29 +176,29 @@ def _content(trajectory: Trajectory) -> tuple[bytes, str]:
     return trajectory.token_ids_T.tobytes(), trajectory.text
 
 
-def _check_grade(found: Any) -> None:
-    assert isinstance(found, int | float | Grade), f"a reward is a number or a Grade, not {found!r}"
-    grade = Grade.of(found)
+def _check_grade(answer: Any) -> None:
+    assert isinstance(answer, int | float | Grade), f"a reward is a number or a Grade, not {answer!r}"
+    grade = Grade.of(answer)
     values = [grade.reward, *(score for score in grade.scores.values() if score is not None)]
     assert all(isinstance(value, int | float) for value in values), f"a reward is made of numbers, not of {values!r}"
     assert all(math.isfinite(value) for value in values), f"a reward is finite, not {values!r}"
 
 
 def check_selector(selector: Selector, groups: Sequence[Sequence[Trajectory]]) -> None:
-    """Different indices in ascending order, within the group; pure given the generator."""
+    """Checks that a selector returns different indices of the group, ascending, which only the generator varies."""
     for trajectories in groups:
         for seed in range(5):
             kept = selector(trajectories, np.random.default_rng(seed))
             assert all(isinstance(index, int) for index in kept), f"indices are ints: {kept!r}"
             assert kept == sorted(set(kept)), f"indices ascend and differ: {kept}"
             assert all(0 <= index < len(trajectories) for index in kept), f"indices lie in the group: {kept}"
-            assert selector(trajectories, np.random.default_rng(seed)) == kept, "the same generator, the same choice"
+            assert selector(trajectories, np.random.default_rng(seed)) == kept, "rng alone varies the choice"
 
 
 async def check_generator(
     generator: Generator, token_ids: Sequence[int], stop_token_id: int, repeatable: bool = True
 ) -> None:
-    """Deltas with one log-probability a token; exactly the last has `finish`; budgets hold; closing is possible."""
+    """Checks the deltas of a generator: log-probabilities, `finish`, budgets, and that the stream can be closed."""
     for max_tokens in (1, 3, 64):
         sampling = Sampling(max_tokens=max_tokens, temperature=1.0, seed=5, stop_token_ids=(stop_token_id,))
         runs = []
@@ -212,7 +218,7 @@ async def check_generator(
         assert not repeatable or runs[0] == runs[1], "the same seed samples the same tokens"
     sampling = Sampling(max_tokens=64, temperature=1.0, seed=5, stop_token_ids=(stop_token_id,))
     stream = generator.generate(token_ids, sampling, "contract-closed")
-    assert isinstance(stream, AsyncGenerator), "closing the iterator aborts: it is an async generator"
+    assert isinstance(stream, AsyncGenerator), "it must be an async generator: closing it aborts"
     async with aclosing(stream) as deltas_to_close:
         await anext(deltas_to_close)
 
@@ -220,35 +226,35 @@ async def check_generator(
 async def check_replica(
     replica: ReplicaPort, token_ids: Sequence[int], stop_token_id: int, weights: str, version: int
 ) -> None:
-    """One that has started and serves nobody else is a generator; it counts what is under way, ends what is aborted
-    after the tokens that it has, says which weights sample, and scores tokens. It is alive afterwards.
+    """Checks a replica that has started and serves nobody else; it is alive afterwards.
 
-    weights: an address that its `update_weights` takes.
+    It is a generator, counts its requests in flight, ends an aborted request after the tokens that it has, names the
+    weights that sampled each token, and scores tokens. weights: an address that its `update_weights` takes.
     """
     assert replica.usable_blocks > 0, "it has KV blocks"
     assert not replica.died.is_set()
     await check_generator(replica, token_ids, stop_token_id)
     endless = Sampling(max_tokens=800, temperature=1.0, seed=5, stop_token_ids=(), ignore_eos=True)
     async with aclosing(replica.generate(token_ids, endless, "contract-aborted")) as deltas:
-        found = [await anext(deltas)]
+        received = [await anext(deltas)]
         assert replica.in_flight == 1, "a request under way is in flight"
         await replica.abort("contract-aborted")
-        found += [delta async for delta in deltas]
-    assert found[-1].finish == "abort", f"a request that is aborted ends with {found[-1].finish!r}"
-    assert replica.in_flight == 0, "what has ended is not in flight"
-    await replica.abort("contract-aborted")  # it has ended: nothing
+        received += [delta async for delta in deltas]
+    assert received[-1].finish == "abort", f"a request that is aborted ends with {received[-1].finish!r}"
+    assert replica.in_flight == 0, "a request that has ended is not in flight"
+    await replica.abort("contract-aborted")  # does nothing for a request that has ended
     await replica.sleep()
     await replica.wake("weights")
     await replica.update_weights(weights, version)
     await replica.wake("kv_cache")
     short = Sampling(max_tokens=8, temperature=1.0, seed=5, stop_token_ids=(), ignore_eos=True)
-    found = [delta async for delta in replica.generate(token_ids, short, "contract-updated")]
-    assert {delta.version for delta in found} == {version}, "each delta tells the version"
-    spans = [(number, begin, end) for number, begin, end in found[-1].spans if end > begin]
-    assert {number for number, _, _ in spans} == {version}, f"the last one tells whose tokens are whose, not {spans}"
-    assert sum(end - begin for _, begin, end in spans) == 8, f"all of them: {spans}"
+    received = [delta async for delta in replica.generate(token_ids, short, "contract-updated")]
+    assert {delta.version for delta in received} == {version}, "each delta tells the version"
+    spans = [(number, begin, end) for number, begin, end in received[-1].spans if end > begin]
+    assert {number for number, _, _ in spans} == {version}, f"the last delta tells each token's version, not {spans}"
+    assert sum(end - begin for _, begin, end in spans) == 8, f"the spans must cover all 8 tokens: {spans}"
     scored = await replica.logprobs([token_ids])
-    assert (scored.dtype, scored.shape) == (np.float32, (len(token_ids) - 1,)), "of every token but the first"
+    assert (scored.dtype, scored.shape) == (np.float32, (len(token_ids) - 1,)), "for each token but the first"
     assert (scored <= 0).all(), "a log-probability is not positive"
     assert not replica.died.is_set()
 
@@ -256,7 +262,7 @@ async def check_replica(
 def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: int = 0) -> None:
     """Drives a policy through a whole run: replicas come, die and come back, trajectories take turns and leave early.
 
-    Only waiting trajectories are placed and only running ones moved, on live replicas; in the end nothing waits.
+    It must place only waiting trajectories and move only running ones, on live replicas, and leave none waiting.
     """
     rng, policy = np.random.default_rng(seed), make()
     early = range(trajectories, trajectories + 3)
@@ -316,7 +322,7 @@ def check_balancer(make: Callable[[], Balancer], trajectories: int = 40, seed: i
     for replica in {0, 1} - up:
         policy.replica_up(replica, 64, 16)
     up = {0, 1}
-    for _ in range(4 * trajectories):  # everybody who waits is served as the others leave
+    for _ in range(4 * trajectories):  # those that wait are placed as the others leave
         decide(1e6)
         for key in [key for key, where in state.items() if where != "waiting"]:
             _leave(policy, state, done, key, tokens)
@@ -331,10 +337,10 @@ def _leave(policy: Balancer, state: dict[int, str | int], done: set[int], key: i
     done.add(key)
 
 
-async def _cancelled(operation: Callable[[], Any]) -> None:
-    """Cancelling in flight ends the operation, and the cancellation is not swallowed."""
+async def _check_cancellable(operation: Callable[[], Any]) -> None:
+    """Checks that an operation in flight ends when it is cancelled, and does not swallow the cancellation."""
     coroutine = operation()
-    assert inspect.isawaitable(coroutine), "it is called with await"
+    assert inspect.isawaitable(coroutine), "a call must be awaitable"
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_awaited(coroutine))
         await asyncio.sleep(0)

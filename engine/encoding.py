@@ -1,12 +1,11 @@
-"""How `engine.types` look as bytes: in the journal, in the record, and between machines.
+"""Encodes `engine.types` as bytes, for the journal, for the record, and between machines.
 
 Invariants
-- What is decoded is what was encoded, to the last bit; arrays are their bytes, little-endian, and read-only when they
-  come back.
-- A frame whose bytes are not those that were written is not whole, nor is anything that follows it.
+- Decoding gives what was encoded, to the last bit. Arrays are stored as their bytes, little-endian, and come back
+  read-only.
+- A frame whose bytes have changed is not read, nor is anything after it.
 
-A frame is the length and the CRC-32 of its payload (both uint32, little-endian), then the payload, in
-msgpack.
+A frame is the length and the CRC-32 of its payload (both uint32, little-endian), then the payload, in msgpack.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def encode(value: Any) -> bytes:
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Returns a decoder of values of this type. It raises msgspec.DecodeError for bytes of another one."""
+    """Returns a decoder of values of this type. It raises msgspec.DecodeError for bytes of another type."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_to_array)
 
 
@@ -50,7 +49,7 @@ def frames(data: bytes) -> tuple[list[bytes], int]:
 
 
 def _plain(value: Any) -> Any:
-    """Numpy's numbers, which a policy or a reward may give, are numbers."""
+    """Returns the bytes of an array, or the number of a numpy scalar, which a policy or a reward may give."""
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, np.generic):

@@ -1,4 +1,4 @@
-"""One clear error instead of a tree, or of a cancellation that nobody asked for."""
+"""Reports one clear error in place of an exception group, or of a cancellation that nobody asked for."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 
 class BadInput(ValueError):
-    """What the user gave cannot be worked on, such as a row of a data file. The message is one line with the fix."""
+    """What the user gave cannot be used, such as a row of a data file. The message is one line with the fix."""
 
 
 def first_error(failures: BaseExceptionGroup) -> BaseException:
-    """The first leaf of an exception group that is not a cancellation, else the first leaf."""
+    """Returns the first leaf of an exception group that is not a cancellation, else the first leaf."""
     leaves = list(_leaves(failures))
     return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a note to an error; in a group, to the error that `first_error` takes out of it."""
+    """Adds a note to an error; in a group, to the error that `first_error` returns."""
     (first_error(error) if isinstance(error, BaseExceptionGroup) else error).add_note(note)
 
 

@@ -1,4 +1,4 @@
-"""Files that carry a number in their name, in a folder where other things may lie."""
+"""Finds the files with a number in their name, in a folder that may hold others."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ PLACE = "{:06d}"
 
 
 def numbered(folder: Path, pattern: str) -> dict[int, Path]:
-    """{number: path}, ascending, of what is named exactly as `pattern` names it; nothing where there is no folder.
+    """Returns {number: path}, ascending, of the files named exactly as `pattern` says; empty if there is no folder.
 
-    A copy ("step-000005 (copy).rec"), a draft or a name with fewer digits is somebody else's.
+    Other names, such as those of a copy ("step-000005 (copy).rec") or a draft, are left out.
 
     >>> [path.name for path in numbered(Path("record/steps"), "step-{:06d}.rec").values()]
     []
     """
     before, after = pattern.split(PLACE)
-    found = {}
+    paths = {}
     with suppress(OSError):
         for path in folder.iterdir():
             digits = path.name.removeprefix(before).removesuffix(after)
             if digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS:
                 number = int(digits)
                 if path.name == pattern.format(number):
-                    found[number] = path
-    return dict(sorted(found.items()))
+                    paths[number] = path
+    return dict(sorted(paths.items()))

@@ -1,8 +1,7 @@
-"""What a user brings, as Protocols: tools, runners, rewards, selectors. Anything of the right shape fits; nothing is
-inherited.
+"""The Protocols of a user's parts: tools, runners, rewards, selectors. Any object of the right shape fits.
 
-The small ones show an implementation of at most 20 lines; `engine.contracts` holds a check per Protocol that a user
-can run on an implementation of their own.
+The small ones show an implementation of at most 20 lines; `engine.contracts` has a check per Protocol that you can run
+on an implementation of your own.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ OUTCOMES = (*get_args(Outcome), "malformed")  # of a ToolReply
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolReply:
-    """What a tool answers: an outcome (one of OUTCOMES) and the text that the model reads.
+    """The answer of a tool: an outcome (one of OUTCOMES) and the text that the model reads.
 
-    executed: something was run for it (not: refused for its form). jailed: in an isolated process.
+    executed: whether something was run; False if the call was refused for its form. jailed: whether it ran in an
+    isolated process.
     """
 
     outcome: str
@@ -45,22 +45,22 @@ class Tool(Protocol):
         async def __call__(self, arguments):
             return ToolReply(outcome="ok", text="12:00")
 
-    It may have a `description` and `parameters`, a JSON schema of the arguments: what the chat template shows the model
-    of it. `engine.tools.python_tool.schema` says what is shown in their absence.
+    It may have a `description` and `parameters`, a JSON schema of the arguments; the chat template shows both to the
+    model. `engine.tools.python_tool.schema` says what is shown without them.
     """
 
     name: str
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
-        """Never raises for what the arguments say: a wrong argument is an outcome "error" with a text for the model.
+        """Never raises because of its arguments: a wrong one gives the outcome "error" and a text for the model.
 
-        The model gets the text whole: it is the tool that keeps it short (`engine.tools.python_tool.clip`).
+        The model gets the whole text, so the tool must keep it short (`engine.tools.python_tool.clip`).
         """
         ...
 
 
 class StatefulTool(Protocol):
-    """A tool that gives each trajectory one of its own, with a state of its own.
+    """A tool with a state, of which each trajectory opens one of its own.
 
     class Steps:  # counts the calls of a trajectory
         name = "step"
@@ -79,10 +79,11 @@ class StatefulTool(Protocol):
     name: str
 
     def open(self) -> AbstractAsyncContextManager[Tool]:
-        """Entered when a trajectory begins, left when it has ended or was cancelled, not when it changes replicas.
+        """Returns a context that is entered when a trajectory begins, and left when it has ended or was cancelled.
 
-        Trajectories that never call enter it too, so a costly start belongs into the first call. Leaving must end by
-        itself: the trajectory's deadline does not cover it. Calls of one turn start in their order and may overlap.
+        A trajectory that moves to another replica does not leave it. One that never calls the tool enters it too, so a
+        costly start belongs in the first call. Leaving must end by itself: the trajectory's deadline does not cover it.
+        Calls of one turn start in their order and may overlap.
         """
         ...
 
@@ -93,7 +94,7 @@ class ToolRunner(Protocol):
     async def run(
         self, code: str, stdin: str = "", limits: Limits | None = None, *, display: bool = False
     ) -> ToolResult:
-        """display: code without output shows its last expression in `ToolResult.display`."""
+        """Runs a program. display: code without output shows its last expression in `ToolResult.display`."""
         ...
 
 
@@ -101,7 +102,7 @@ class Session(Protocol):
     """Runs Python cells that share their variables, one after the other in the order of the calls."""
 
     async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> ToolResult:
-        """`ToolResult.session_state` says whether the variables are there."""
+        """Runs a cell. `ToolResult.session_state` says whether the variables are still there."""
         ...
 
 
@@ -113,7 +114,7 @@ class SessionRunner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
-    """A reward and, by name, what it is made of (`Trajectory.scores`). None: a score that could not be had.
+    """A reward and, by name, the scores that it is made of (`Trajectory.scores`); None: a score could not be computed.
 
     >>> Grade(reward=0.8, scores={"correct": 1.0, "style": -0.2, "words": 120.0}).reward
     0.8
@@ -123,9 +124,9 @@ class Grade:
     scores: Mapping[str, float | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: float | Grade) -> Grade:
-        """What a reward answered: a number is a grade without scores."""
-        return found if isinstance(found, Grade) else cls(reward=float(found))
+    def of(cls, answer: float | Grade) -> Grade:
+        """Returns the answer of a reward as a grade; a number becomes one without scores."""
+        return answer if isinstance(answer, Grade) else cls(reward=float(answer))
 
 
 class Reward(Protocol):
@@ -135,12 +136,13 @@ class Reward(Protocol):
         async def __call__(self, trajectory):
             return 1.0 if trajectory.sampled_tokens < 64 else 0.0
 
-    A function is one too, `async def` or `def`; what computes for long belongs into a thread (`asyncio.to_thread`).
+    A function is one too, `async def` or `def`; a long computation belongs in a thread (`asyncio.to_thread`).
     """
 
     async def __call__(self, trajectory: Trajectory) -> float | Grade:
-        """A finite number; above 0 the answer counts as correct (in accuracies, and for RoC). Raises GraderUnavailable
-        when it could not grade: that is never a reward of 0.
+        """Returns a finite number; above 0 the answer counts as correct, in accuracies and for RoC.
+
+        Raises GraderUnavailable when it could not grade, which must never become a reward of 0.
         """
         ...
 
@@ -155,20 +157,21 @@ class GroupReward(Protocol):
             lengths = [member.sampled_tokens for member in trajectories]
             return [float(length == min(lengths)) for length in lengths]
 
-    `sees_group` tells it from a Reward. It is asked once a group is complete, and never about a trajectory that failed.
+    `sees_group` marks it. It is called once a group is complete, without the trajectories that failed.
     """
 
     sees_group: Literal[True]
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[float | Grade | None]:
-        """One for each trajectory, in order, as of a Reward; None: this one could not be graded. Raises
-        GraderUnavailable when none of them could.
+        """Returns for each trajectory, in order, what a Reward returns, or None if it could not be graded.
+
+        Raises GraderUnavailable when none of them could.
         """
         ...
 
 
 class GraderUnavailable(RuntimeError):
-    """The grader could not run (not: the answer is wrong)."""
+    """The grader could not run, which says nothing about the answer."""
 
 
 class Selector(Protocol):
@@ -178,10 +181,10 @@ class Selector(Protocol):
         def __call__(self, trajectories, rng):
             return list(range(len(trajectories) // 2))
 
-    It may have an `explain`, which is called with the same trajectories and gives a mapping of names to numbers for
-    each of them: why it was chosen or not, for those who look at the run. `probability` is that of being kept.
+    It may have an `explain`, which is called with the same trajectories and returns names and numbers for each of
+    them: why it was chosen or not, for those who look at the run. `probability` is the probability of being kept.
     """
 
     def __call__(self, trajectories: Sequence[Trajectory], rng: np.random.Generator) -> list[int]:
-        """Indices to keep, ascending. Pure given rng."""
+        """Returns the indices to keep, ascending. It must be pure given rng."""
         ...

@@ -1,12 +1,12 @@
-"""What a recipe file ends with, and how a program loads one.
+"""The `Recipe` that a recipe file ends with, and how a program loads it.
 
     recipe = Recipe(config=Config, train=train)
 
     if __name__ == "__main__":
         exit_process(main(recipe))
 
-The same object is run by its own file, by rollout nodes and by a replay, so that all of them train, sample and grade by
-the same code.
+The file's own program, rollout nodes and replays run the same object, so all of them train, sample and grade by the
+same code.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What `train` is called with, beside the configuration.
+    """The run that `train` is called with, beside the configuration.
 
-    opens: what `engine.assembly.training.training` opens in place of a run of this machine alone: a run as one machine
-    of several, or a replay.
+    opens: opens the parts in `engine.assembly.training.training`, for a run as one machine of several, or for a replay;
+    None: the run is this machine's alone.
     """
 
     folder: RunFolder
@@ -40,9 +40,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """config: a frozen dataclass whose fields are the options (`engine.console.options`). `steps` is one of them, and
-    `model`, the folder that training begins with: a rollout node sets it to its copy. train: the recipe itself, from
-    `training(config, run)` to the list of stages. main: called with the command line where a recipe is more than one
+    """The configuration of a recipe and the coroutine that runs it.
+
+    config: a frozen dataclass whose fields are the options (`engine.console.options`). One is `steps`; another is
+    `model`, the folder that training begins with, which a rollout node sets to its copy. train: the recipe itself, from
+    `training(config, run)` to the list of stages. main: is called with the command line if a recipe is more than one
     run, and returns the exit code; None: `engine.programs.main`.
     """
 
@@ -52,12 +54,12 @@ class Recipe:
 
     @property
     def is_file(self) -> bool:
-        """Whether the recipe is defined in a file, and not in a notebook's cell: only a file can be run elsewhere."""
+        """Whether the recipe is defined in a file, not in a notebook's cell; only a file can be run elsewhere."""
         return getattr(sys.modules[self.train.__module__], "__file__", None) is not None
 
     @property
     def file(self) -> Path:
-        """Where the recipe is defined: what another machine runs, and a replay."""
+        """The file that defines the recipe; other machines and replays run it."""
         path = sys.modules[self.train.__module__].__file__
         assert path is not None, "a recipe is defined in a file"
         return Path(path).resolve()
@@ -80,18 +82,18 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def module_of(path: Path, name: str) -> ModuleType:
-    """Runs a file and returns it as a module. name: one that no other module has, whatever the file is called."""
+    """Runs a file and returns it as a module. name: must differ from that of any other module."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
 
 def name_of(recipe: Path) -> str:
-    """A recipe's file, relative to the project where it lies within it.
+    """Returns a recipe's file, relative to the project if it lies within it.
 
     >>> name_of(ROOT / "recipes" / "quickstart.py")
     'recipes/quickstart.py'

@@ -1,8 +1,8 @@
-"""What flows through the pipeline: prompts, turns, trajectories, groups, batches, weights.
+"""The data that flows through the pipeline: prompts, turns, trajectories, groups, batches, weights.
 
 Invariants
-- A trajectory is append-only token ids; what was sampled is never re-tokenised: what is trained is what the model saw.
-- Every sampled token carries the log-probability and the weight version that sampled it.
+- A trajectory's token ids are append-only and never tokenised again: the learner trains on what the model saw.
+- Every sampled token carries its log-probability and the weight version that sampled it.
 - Nothing here refers to an engine: any replica can continue a trajectory from its ids.
 
 Shape legend: T tokens of a trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch.
@@ -29,7 +29,7 @@ class StopReason(StrEnum):
     ANSWER = "answer"  # a turn ended without a tool call
     LENGTH = "length"  # the token budget of the trajectory was used up
     TURNS = "turns"  # the last allowed turn still asked for a tool
-    DEADLINE = "deadline"  # wall time of the trajectory was used up
+    DEADLINE = "deadline"  # the wall time of the trajectory was used up
     ERROR = "error"  # see Trajectory.error
 
 
@@ -40,12 +40,12 @@ class Boundary(StrEnum):
     AGENT = "agent"
     SANDBOX = "sandbox"
     REWARD = "reward"
-    ENDPOINT = "endpoint"  # a model server that is none of our replicas
+    ENDPOINT = "endpoint"  # a model server that is not one of our replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutError:
-    """An infrastructure failure, typed by the boundary crossed."""
+    """A failure that is not the model's, and the boundary at which it happened."""
 
     boundary: Boundary
     message: str
@@ -53,7 +53,7 @@ class RolloutError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLimits:
-    """Budgets of one prompt's trajectories, as in `engine.rollout.rollout.RolloutConfig`; None: those of the run.
+    """Budgets of one prompt's trajectories, as in `engine.rollout.rollout.RolloutConfig`; None: the run's.
 
     >>> PromptLimits(max_tokens=2048, max_turns=4).max_calls_per_turn is None
     True
@@ -75,12 +75,12 @@ class PromptLimits:
 class Prompt:
     """One problem: chat messages for the model, a reference answer for the reward.
 
-    id: the seeds of sampling and selection come from it. A prompt that comes again, in another epoch, needs another id:
-    under the same one it is rolled out with the same random numbers.
-    tools: names of the tools that the model may call; None: all that the rollouts have. reward: how it is to be graded,
-    for a reward that knows several ways. source: the data set, by which metrics are reported; "" reports none.
-    metadata: what a reward needs besides, as JSON has it (no tuples, integers of 64 bits). limits: where they differ
-    from those of the run.
+    id: decides the seeds of sampling and selection. A prompt that comes again, in another epoch, needs another id;
+    otherwise it is rolled out with the same random numbers.
+    tools: names of the tools that the model may call; None: all that the rollouts have. reward: the way it is graded,
+    for a reward that has several. source: the data set under which metrics are reported; "": none are.
+    metadata: further values that the reward needs, as JSON has them (no tuples, integers of 64 bits). limits: budgets
+    that differ from the run's.
 
     >>> Prompt(id="train-7", messages=({"role": "user", "content": "What is 6 * 7?"},), answer="42").id
     'train-7'
@@ -95,7 +95,7 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     limits: PromptLimits | None = None
 
-    def __post_init__(self) -> None:  # Early, since the journal would take other types, and no resume could read them.
+    def __post_init__(self) -> None:  # Check early: the journal would take other types, but no resume could read them.
         is_sequence = isinstance(self.messages, Sequence) and not isinstance(self.messages, str)
         if not is_sequence or not all(isinstance(each, Mapping) for each in self.messages):
             raise ValueError(
@@ -121,7 +121,7 @@ class Prompt:
 
 
 def _check_text(value: Any, name: str) -> None:
-    """Raises ValueError unless it is text (of no subclass) that has an encoding; half a surrogate pair has none."""
+    """Raises ValueError unless the value is a plain str that UTF-8 can encode; half a surrogate pair cannot be."""
     if type(value) is not str:
         raise ValueError(f"{name} must be text, got {value!r}")
     try:
@@ -131,15 +131,15 @@ def _check_text(value: Any, name: str) -> None:
 
 
 def _check_json(value: Any, name: str) -> None:
-    """Raises ValueError unless a journal gives the same value back. name: where the value is."""
+    """Raises ValueError unless a journal gives the same value back. name: where the value stands, for the message."""
     kind = type(value)
     if value is None or kind in (bool, float) or (kind is int and -(2**63) <= value < 2**64):
         return
     if kind is str:
         _check_text(value, name)
     elif kind is list:
-        for at, part in enumerate(value):
-            _check_json(part, f"{name}[{at}]")
+        for index, part in enumerate(value):
+            _check_json(part, f"{name}[{index}]")
     elif kind is dict:
         for key, part in value.items():
             _check_text(key, f"a name in {name}")
@@ -148,18 +148,19 @@ def _check_json(value: Any, name: str) -> None:
         raise ValueError(f"{name} must be as JSON has it (dict, list, text, 64-bit number), got {value!r}")
 
 
-NO_PROMPT = Prompt(id="", messages=(), answer="")  # of a trajectory whose prompt is written down beside it
+NO_PROMPT = Prompt(id="", messages=(), answer="")  # stands in for a prompt that is stored beside its trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolUse:
-    """One tool call of a turn and what came back. Times are those of `engine.clock`.
+    """One tool call of a turn and its reply. Times are those of `engine.clock`.
 
     arguments: as JSON text, which holds integers of any size; "{}" of a malformed call.
     outcome: a `sandbox.wire.Outcome`, or "malformed" for a call that could not be decoded.
     closed_at: when the token that closes the call was received; dispatched_at: when it left for the tool;
     overlap_s: how much of the tool's time passed while the turn was still being generated.
-    executed: a tool ran for it (malformed calls and unknown tools are answered without); jailed: isolated.
+    executed: whether a tool ran; malformed calls and unknown tools are answered without one. jailed: whether it ran in
+    isolation.
     """
 
     name: str
@@ -175,17 +176,17 @@ class ToolUse:
 
     @property
     def failed(self) -> bool:
-        """Counts as an error for RoC: malformed, raised, timed out or was killed (facts: rStar2 report, p_err)."""
+        """Whether RoC counts the call as an error (p_err of rStar2-Agent): malformed, raised, timed out or killed."""
         return self.outcome != "ok"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """A decision of the balancer about a turn: on which replica it goes on, and by which rule.
+    """A decision of the balancer: the replica on which a turn is generated, and the rule that chose it.
 
-    headroom_blocks: what the replica would have left by the policy's forecast. stay_s, go_s: estimated seconds to the
-    trajectory's end where it was and where it goes, 0 where it was not moved for speed. free_blocks: of each replica's
-    KV cache, as it was last heard of.
+    headroom_blocks: the blocks that the policy expects the replica to have left. stay_s, go_s: estimated seconds to the
+    trajectory's end where it was and where it goes; 0 unless it was moved for speed. free_blocks: the last known free
+    blocks of each replica's KV cache.
     """
 
     at: float
@@ -201,7 +202,7 @@ class Placement:
 class Turn:
     """One assistant turn: the sampled span [start, end) of the trajectory's tokens.
 
-    placed: the decision that placed it, and then those that moved it.
+    placed: the decision that placed it, followed by those that moved it.
     """
 
     start: int
@@ -217,7 +218,7 @@ class Turn:
 
 
 def _set_read_only(part: Trajectory | Segment) -> None:
-    """What was sampled is trained: a reward or a stage that would change it in place raises."""
+    """Makes the arrays read-only, so that a reward or a stage that would change them in place raises."""
     for array_T in (part.token_ids_T, part.sampled_T, part.logprobs_T, part.versions_T):
         array_T.setflags(write=False)
 
@@ -226,8 +227,8 @@ def _set_read_only(part: Trajectory | Segment) -> None:
 class Segment:
     """A token sequence of a rollout beside its main one, and the turns that were sampled in it.
 
-    An agent of its own that edits, compacts or branches its history leaves several. Each is what the model saw, and a
-    token is marked as sampled in one of them only: a branch has what it took over as given.
+    A user's agent that edits, compacts or branches its history leaves several. Each is what the model saw. A token is
+    marked as sampled in one of them only; in a branch, the tokens that it took over count as given.
     """
 
     token_ids_T: Ids
@@ -246,11 +247,11 @@ class Trajectory:
 
     token_ids_T starts with the rendered prompt; sampled_T is True where the policy sampled the token;
     logprobs_T is 0 and versions_T is -1 where it did not. text is the sampled text only: the assistant's turns one
-    after another, without prompt and tool responses. reward is None until graded. discarded_tokens: sampled before new
-    weights made it begin again. segments: further token sequences, of an agent that did not only append to its history.
-    answer: what an agent of its own gave as its answer. scores: by name, what the reward is made of and what was only
-    looked at; None where that could not be had. end_of_turn: the text of the token that ends a turn, as the chat
-    template has it; "" where it is not known.
+    after another, without prompt and tool responses. reward is None until graded. discarded_tokens: tokens sampled
+    before new weights made it begin again. segments: further token sequences, if an agent did not only append to its
+    history. answer: the answer that a user's agent returned. scores: by name, the scores that make up the reward, and
+    others that are only reported; None: it could not be computed. end_of_turn: the text of the token that ends a turn
+    in the chat template; "" if it is not known.
     """
 
     prompt: Prompt
@@ -285,7 +286,7 @@ class Trajectory:
 
     @property
     def final_text(self) -> str:
-        """What a reward grades: an agent's own answer where there is one, else what the model wrote."""
+        """The text that a reward grades: the agent's answer if there is one, else what the model wrote."""
         return self.text if self.answer is None else self.answer
 
     @property
@@ -315,10 +316,10 @@ class Trajectory:
 class Group:
     """All trajectories of one prompt for one step, and after selection which of them are trained and how.
 
-    lease is released when the group was trained or dropped. kept: indices into trajectories; advantages_K: one per
-    kept trajectory. drop: why nothing of the group is trained ("flat", "error"), None when something is.
+    lease is released once the group was trained or dropped. kept: indices into trajectories; advantages_K: one per
+    kept trajectory. drop: why nothing of the group is trained ("flat", "error"); None if something is.
     waste: sampled tokens that are in none of the trajectories, by reason ("surplus": rollouts beyond those needed;
-    "flat", "error": given up for that; "superseded": sampled anew). refills: prompts given up before this one.
+    "flat", "error": groups given up; "superseded": sampled anew). refills: prompts given up before this one.
     """
 
     prompt: Prompt
@@ -332,12 +333,12 @@ class Group:
 
     @property
     def rewards_G(self) -> NDArray[np.float64]:
-        """Rewards of the trajectories that were graded, float64; what our infrastructure failed has none."""
+        """The rewards of the graded trajectories, float64; those that our infrastructure failed have none."""
         rewards = [trajectory.reward for trajectory in self.trajectories if trajectory.reward is not None]
         return np.asarray(rewards, dtype=np.float64)
 
     def advantage(self, index: int) -> float | None:
-        """The advantage of a trajectory by its index; None where it is not trained, or got its own with the batch."""
+        """Returns a trajectory's advantage by its index; None if it is not trained, or got its own with the batch."""
         if self.advantages_K is None or index not in self.kept:
             return None
         return float(self.advantages_K[self.kept.index(index)])
@@ -353,11 +354,11 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """What one optimizer step trains, as flat ragged arrays (no padding crosses a process boundary).
+    """The trajectories of one optimizer step, as flat ragged arrays (no padding crosses a process boundary).
 
     lengths_B says how the N axis splits into token sequences; advantages_B is one number per sequence. A trajectory is
     one sequence, and one more for each of its segments, all with its advantage. rows names the B sequences; it is empty
-    for a batch that was not made of trajectories.
+    for a batch that was not made from trajectories.
     """
 
     step: int
@@ -405,7 +406,7 @@ class Batch:
         return cls(step=step, **arrays)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays by field name, for the wire."""
+        """Returns the arrays by field name, for the wire."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("step", "rows")}
 
 
@@ -425,10 +426,9 @@ class LearnerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class PublishedWeights:
-    """Weights that the learner has published, and the log-probabilities that it computes with them for the canary
-    sequences.
+    """Weights that the learner has published, and its log-probabilities of the canary sequences under them.
 
-    path: where they are, in the learner's words: a file (shm) or an address (gloo, nccl).
+    path: where they are: a file (shm) or an address (gloo, nccl).
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""A user's parts (rewards, tools): how they are called, and how they are named in what goes wrong with them."""
+"""Calls a user's parts (rewards, tools), and names them in errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 
 
 class WrongPart(ValueError):
-    """A part of the user's does not do what it has to. The message names part, file and line, and says what to do."""
+    """A part of the user's does not do what it must. The message names part, file and line, and says what to do."""
 
 
 async def call(what: str, part: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a part that is `async def`, or `def`. what: its kind, for messages. Raises WrongPart for a part that does
-    not take so many arguments, or that would end the process.
+    """Calls a part, which may be `async def` or `def`. what: its kind, for messages.
+
+    Raises WrongPart for a part that does not take so many arguments, or that would end the process.
     """
     with no_exit(what, part):
         answer = _called(what, part, arguments)
@@ -26,8 +27,9 @@ async def call(what: str, part: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def no_exit(what: str, part: Any) -> Iterator[None]:
-    """Turns what a part raises to end the process (`sys.exit()`, KeyboardInterrupt) into a WrongPart that names it.
-    Otherwise the run would end with the exit code of the part, and no word.
+    """Turns an exception that would end the process (`sys.exit()`, KeyboardInterrupt) into a WrongPart.
+
+    Otherwise the run would end with the exit code of the part and without a message.
     """
     try:
         yield
@@ -55,14 +57,14 @@ def _called(what: str, part: Callable[..., Any], arguments: tuple[Any, ...]) -> 
 
 
 def place_of(part: Any) -> str:
-    """Name, file and line of a function, or of the class of an object: "clean (mine.py:73)".
+    """Returns name, file and line of a function, or of the class of an object: "clean (mine.py:73)".
 
     >>> place_of(len)
     'len'
     """
     while isinstance(part, functools.partial):
         part = part.func
-    part = getattr(part, "__wrapped__", part)  # a tool that was made of a function
+    part = getattr(part, "__wrapped__", part)  # a tool that was made from a function
     function = inspect.unwrap(part) if inspect.isroutine(part) else vars(type(part)).get("__call__")
     name = getattr(part, "__qualname__", type(part).__qualname__).rpartition("<locals>.")[2]
     code = getattr(function, "__code__", None)
@@ -72,8 +74,9 @@ def place_of(part: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """A number of any kind (int, bool, numpy's, torch's) as a float. Raises ValueError for all else, and unless it is
-    finite. Text is no number.
+    """Returns a number of any kind (int, bool, numpy's, torch's) as a float.
+
+    Raises ValueError for anything else, text included, and for a number that is not finite.
 
     >>> number(True)
     1.0
@@ -81,9 +84,9 @@ def number(value: Any) -> float:
     if isinstance(value, str | bytes) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         raise ValueError(f"{value!r:.100} is no number")
     try:
-        found = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # an array of several, say
+        converted = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # such as an array of several
         raise ValueError(f"{value!r:.100} is no number: {error}") from error
-    if not math.isfinite(found):
+    if not math.isfinite(converted):
         raise ValueError(f"{value!r:.100} is not finite")
-    return found
+    return converted

@@ -57,7 +57,7 @@ async def test_tools(tool):
 
 async def test_a_held_tool_is_cancelled():
     runner = ScriptedRunner(hold=True)
-    await contracts._cancelled(lambda: PythonTool(runner)({"code": "x"}))
+    await contracts._check_cancellable(lambda: PythonTool(runner)({"code": "x"}))
     assert runner.cancelled == 1
 
 
@@ -177,7 +177,7 @@ async def test_a_tool_that_swallows_its_cancellation_is_found():
             return ToolReply(outcome="ok", text="")
 
     with pytest.raises(AssertionError, match="swallowed"):
-        await contracts._cancelled(lambda: Swallows()({"code": "x"}))
+        await contracts._check_cancellable(lambda: Swallows()({"code": "x"}))
 
 
 @pytest.mark.parametrize("value", [float("nan"), None, "1"])
@@ -244,6 +244,6 @@ async def test_a_bad_replica_is_found():
 
     late = ScriptedReplica()
     late.engine_version = 0
-    for replica, message in ((Deaf(), "aborted ends with 'length'"), (late, "whose tokens")):
+    for replica, message in ((Deaf(), "aborted ends with 'length'"), (late, "each token's version")):
         with pytest.raises(AssertionError, match=message):
             await contracts.check_replica(replica, [5, 6, 7, 8], 2, "/w/1", 1)
