@@ -1,4 +1,4 @@
-"""What every program does first."""
+"""Prepares the process of a program."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sandbox.printable import print_logs
 
 
 def begin() -> None:
-    """Makes standard streams and logs safe, and SIGUSR1 harmless until a run answers it; prepares for torch and vLLM.
+    """Prepares standard streams, logs, SIGUSR1 and the environment of torch and vLLM. Programs call it first.
 
-    A write to a stream that nobody reads any more ends nothing. To ask a run too early what it waits for
-    (`engine.telemetry.watchdog`) is no death; the signal is not ignored, since children would inherit that.
+    A write to a stream that nobody reads any more does not end the process. SIGUSR1 does nothing until a run answers it
+    (`engine.telemetry.watchdog`); it has a handler, since children would inherit that it is ignored.
     """
     streams.prepare_descriptors()
     streams.outlive_readers()

@@ -17,6 +17,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 1 where no code can be jailed."""
+    """Returns the exit code: 1 if no code can be jailed."""
     options = parse(Options, argv, program="rocstar doctor", description=__doc__)
     return report(options.nsjail, options.python)

@@ -1,10 +1,10 @@
 """Serves a checkpoint behind OpenAI's and Anthropic's APIs, without a trainer: `rocstar gateway CHECKPOINT`.
 
 With tools=true a chat request that brings no tools is answered by the whole agent: the server runs the Python that the
-model writes, in jails, and gives back the last message, with a field `trace` that says how it came about.
+model writes, in jails, and returns the last message, with a field `trace` that says how it came about.
 
-It serves when its address has appeared. Ctrl-C ends it with status 0; what keeps it from serving ends it with status 2
-and one line: the cause, and what to do about it.
+It serves once it has printed its address. Ctrl-C ends it with status 0. If it cannot serve, it ends with status 2 and
+one line that names the cause and what to do.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ EXPECTED = (CannotListen, ReplicaDied, SandboxUnavailable, TemplateError, ValueE
 class Options:
     checkpoint: Annotated[Path, Positional("Hugging Face folder")]
     served_name: Annotated[
-        tuple[str, ...], "what clients call it, the first name being what they are told; empty: the folder's name"
+        tuple[str, ...], "names by which clients may ask for it; they are told the first; empty: the folder's name"
     ] = ()
     replicas: Annotated[int, "vLLM engines"] = 1
     devices: Annotated[tuple[int, ...], "numbers of GPUs; empty: the CPU"] = ()
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
-    dtype: Annotated[Literal["float32", "bfloat16"], "what engines on the CPU compute in"] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], "precision of engines on the CPU"] = "float32"
     kv_blocks: Annotated[
         int | None, "KV blocks of 32 tokens; none: all that fit on a GPU, 8 conversations on the CPU"
     ] = None
-    max_tokens: Annotated[int | None, "bound of a conversation; none: 4096, or what the model has room for"] = None
+    max_tokens: Annotated[int | None, "most tokens of a conversation; none: 4096, or what the model has room for"] = (
+        None
+    )
     temperature: Annotated[float, "temperature of requests that name none"] = 1.0
     seed: Annotated[int | None, "seed of requests that name none; none: they are sampled anew each time"] = None
     system: Annotated[str | None, "system message of conversations that have none"] = None
@@ -65,7 +67,7 @@ class Options:
         "127.0.0.1"
     )
     port: Annotated[int, "port to listen on; 0: any free one, which is printed"] = 8000
-    token: Annotated[str, "what clients must send; better as ROCSTAR_GATEWAY_TOKEN, which other users cannot see"] = ""
+    token: Annotated[str, "token of clients; better given as ROCSTAR_GATEWAY_TOKEN, which other users cannot see"] = ""
     tools: Annotated[bool, "run the Python that the model writes, and answer with its last message"] = False
     tool_wall_s: Annotated[float, "time limit of a call"] = 4.0
     slots: Annotated[int, "calls that run at once"] = 8
@@ -82,7 +84,7 @@ def room(checkpoint: Path) -> int:
 
 
 def max_tokens(options: Options) -> int:
-    """Returns the bound of a conversation. Raises ValueError for more than the model has room for."""
+    """Returns the most tokens of a conversation. Raises ValueError for more than the model has room for."""
     most = room(options.checkpoint) - BLOCK
     if options.max_tokens is None:
         return min(4096, most)
@@ -127,12 +129,12 @@ def tool_loop(options: Options, served: Parts) -> ToolLoop | None:
 
 
 async def run(options: Options) -> str | None:
-    """Serves until SIGINT or SIGTERM; what kept it from serving, if anything did."""
+    """Serves until SIGINT or SIGTERM. Returns the error that kept it from serving, if any."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
     def stop(number: int) -> None:
-        loop.remove_signal_handler(number)  # the second one ends us at once
+        loop.remove_signal_handler(number)  # a second signal ends the process at once
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -149,23 +151,23 @@ async def run(options: Options) -> str | None:
             gateway = Gateway(served.fleet, served.chat, served.timeline, GatewayConfig(rules=rules))
             async with serve(gateway, server, tool_loop=tool_loop(options, served)) as url:
                 gc.collect()
-                gc.freeze()  # what was imported stays; each full collection would walk a million objects of it
+                gc.freeze()  # a full collection would walk the million objects of what is imported
                 print(f"{server.model} at {url}/v1 (OpenAI) and {url} (Anthropic)", flush=True)
-                await asyncio.Event().wait()  # replicas that are all dead end it too
+                await asyncio.Event().wait()  # ends with an error if all replicas die
     except EXPECTED as error:
         return str(error)
-    except asyncio.CancelledError:  # by `stop`
+    except asyncio.CancelledError:  # `stop` did it
         pass
     return None
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 when it was ended, 2 for what kept it from serving."""
+    """Returns the exit code: 0 if it was ended, 2 if it could not serve."""
     options = parse(Options, argv, program="rocstar gateway", description=__doc__)
     begin()
     with contextlib.suppress(KeyboardInterrupt):  # before the loop runs
-        failed = uvloop.run(run(options))
-        if failed is not None:
-            print(printable(f"rocstar gateway: {' '.join(failed.split())}"), file=sys.stderr)
+        error = uvloop.run(run(options))
+        if error is not None:
+            print(printable(f"rocstar gateway: {' '.join(error.split())}"), file=sys.stderr)
             return 2
     return 0

@@ -1,4 +1,4 @@
-"""The Python tool that a server gives its model, and the budgets of an answer, as options of the command line."""
+"""Options for the Python tool that a server gives its model, and for the budgets of an answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUTS = {"inside": clip, "outside": clip_outside}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolOptions:
-    """Those that a checkpoint was trained with: a model knows its tool by name, description and parameters."""
+    """Use the values of the training: a model knows its tool by name, description and parameters."""
 
     name: Annotated[str, "name of the tool"] = "python"
     schema: Annotated[Path | None, "JSON file with the tool in OpenAI's form, in place of the name; none: ours"] = None
@@ -27,7 +27,7 @@ class ToolOptions:
     reply_chars: Annotated[int, "longest output of a call that the model reads; a longer one is cut in its middle"] = (
         1000
     )
-    cut: Annotated[str, "inside: the mark of a cut counts; outside: it does not"] = "inside"
+    cut: Annotated[str, "inside: the mark of a cut counts in reply_chars; outside: it does not"] = "inside"
     feedback: Annotated[
         FeedbackName, "what an error tells: its traceback, its message, or what rStar2-Agent's judge tells"
     ] = "traceback"
@@ -43,14 +43,14 @@ class ToolOptions:
 
     def __post_init__(self) -> None:
         require("cut", self.cut, one_of(*CUTS))
-        self._shown()
+        self._function()
         self.tool(None)
         self.budget(max_tokens=1)
 
     def tool(self, sandbox: Any) -> Tool | StatefulTool:
-        """sandbox: whose limits hold, `sandbox.Sandbox`."""
-        shown = self._shown()
-        name = shown.get("name", self.name)
+        """Returns the tool. sandbox: a `sandbox.Sandbox`, whose limits hold."""
+        function = self._function()
+        name = function.get("name", self.name)
         cut, feedback = CUTS[self.cut], FEEDBACKS[self.feedback]
         reader: dict[str, Any] = {"output_chars": self.reply_chars, "cut": cut, "feedback": feedback}
         tool: PythonTool | PythonSessions
@@ -58,12 +58,12 @@ class ToolOptions:
             tool = PythonSessions(sandbox, name, **reader)
         else:
             tool = PythonTool(sandbox, name, display=self.display, **reader)
-        tool.description = shown.get("description", tool.description)
-        tool.parameters = shown.get("parameters", tool.parameters)
+        tool.description = function.get("description", tool.description)
+        tool.parameters = function.get("parameters", tool.parameters)
         return tool
 
     def budget(self, *, max_tokens: int, temperature: float = 1.0) -> RolloutConfig:
-        """max_tokens: of a conversation, prompt included. temperature: where a request has none."""
+        """Returns the budgets. max_tokens: of a conversation, prompt included. temperature: if a request has none."""
         return RolloutConfig(
             max_tokens=max_tokens,
             max_response_tokens=self.response_tokens,
@@ -74,14 +74,14 @@ class ToolOptions:
             deadline_s=self.deadline_s,
         )
 
-    def _shown(self) -> dict[str, Any]:
-        """The `function` of the schema. Raises ValueError naming the file."""
+    def _function(self) -> dict[str, Any]:
+        """Returns the `function` of the schema, empty without one. Raises ValueError naming the file."""
         if self.schema is None:
             return {}
         try:
             function = json.loads(self.schema.read_text())["function"]
             if not isinstance(function["name"], str) or not function["name"]:
-                raise ValueError("its name must be a text")
+                raise ValueError("its name must be text")
             return dict(function)
         except (OSError, ValueError, KeyError, TypeError) as error:
             cause = f"schema: {str(self.schema)!r} holds no tool: {error!r}"

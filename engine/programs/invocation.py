@@ -1,4 +1,4 @@
-"""What the command line of every recipe takes beside its own configuration."""
+"""The options of every recipe beside those of its own configuration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Invocation:
 
     name: Annotated[str, "folder of the run under runs/; the recipe's own name by default"] = ""
     runs: Annotated[Path, "where runs are written"] = Path("runs")
-    fresh: Annotated[bool, "a new run, also when the last one of that name did not end and could be resumed"] = False
+    fresh: Annotated[bool, "begin a new run, even if the last one of that name could be resumed"] = False
 
     def __post_init__(self) -> None:
         if self.name == ".." or Path(self.name).name != self.name:
             raise ValueError(f"name must be that of a folder, got {self.name!r}")
 
     def named(self, program: str) -> Invocation:
-        """Returns it with a name where none was given."""
+        """Returns it with the name of the program if none was given."""
         return self if self.name else dataclasses.replace(self, name=program)
 
 

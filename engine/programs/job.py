@@ -1,10 +1,9 @@
-"""A job that is no training run as a program: options, signals, one line for what is no bug, the exit code.
+"""Runs a job that is not a training run as a program: options, signals, one-line errors, exit code.
 
 if __name__ == "__main__":
     exit_process(run_job(Config, work))
 
-Invariant: a job keeps what it has done where it keeps it; what is printed when it is interrupted says that the same
-command goes on.
+Invariant: an interrupted job prints the command that resumes it; the job itself keeps what it has done.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ def run_job(
     *,
     expected: tuple[type[Exception], ...] = (),
 ) -> int:
-    """Runs a job from the command line. config_class: a frozen dataclass whose fields are the options. expected: what
-    is no bug of this job, beside what can happen to any of them.
+    """Runs a job from the command line. config_class: a frozen dataclass whose fields are the options. expected: errors
+    that are not bugs, beside `engine.assembly.expected.EXPECTED`.
 
-    Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
+    Returns the exit code: 2 if the user has to change something, 1 if a part failed, 130 if it was interrupted.
     """
     begin()
     about = sys.modules[config_class.__module__].__doc__
@@ -47,15 +46,15 @@ def run_job(
 
 
 def run(program: str, work: Coroutine[Any, Any, Any], *, expected: tuple[type[Exception], ...] = ()) -> int:
-    """As `run_job`, for a job that has its options."""
-    told: tuple[type[Exception], ...] = (*EXPECTED, *expected)
+    """Does what `run_job` does, for a job that has its options."""
+    known: tuple[type[Exception], ...] = (*EXPECTED, *expected)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_begin(work))
     except BadInput as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
-    except told as error:
+    except known as error:
         print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):

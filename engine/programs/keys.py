@@ -21,12 +21,12 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 1 where they cannot be written."""
+    """Returns the exit code: 1 if the keys cannot be written."""
     folder = parse(Options, argv, program="rocstar keys", description=__doc__).folder
     try:
         make(folder)
     except OSError as error:
         print(printable(f"rocstar keys: {error}"), file=sys.stderr)
         return 1
-    print(printable(f"{folder}: keys made; a host on another machine needs host.key and node.pub of them"))
+    print(printable(f"{folder}: keys made; a host on another machine needs its host.key and node.pub"))
     return 0

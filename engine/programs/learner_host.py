@@ -1,9 +1,9 @@
-"""Ranks of the learner on a host that is not the lead's: the launcher, tied to this process, as often as the lead's
-learner is started.
+"""Runs ranks of the learner on a host other than the lead's. The launcher is tied to this process, and is started again
+whenever the lead starts its learner again.
 
-The ranks of all hosts meet at `LearnerHosts.at` and talk over the process group. Both know no keys, and ranks send each
-other pickles: whoever reaches their ports can run code in them. The network between the learner's hosts must be one
-that nobody else is on.
+The ranks of all hosts meet at `LearnerHosts.at` and talk over the process group. Neither has keys, and ranks send each
+other pickles: whoever reaches their ports can run code in them. Nobody else may be on the network between the learner's
+hosts.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from engine.nodes.node import NodeRefused, ask, pull_checkpoint
 from sandbox.keys import HostKeys
 
 _ROOT = Path(__file__).resolve().parents[2]
-_NAME = secrets.token_hex(8)  # of this host, among the learner's
-AGAIN_S = 1.0  # between two starts
+_NAME = secrets.token_hex(8)  # names this host among the learner's hosts
+AGAIN_S = 1.0  # seconds between two starts
 
 
 def command(learner: LearnerHosts, checkpoint: Path, folder: Path) -> list[str]:
-    """What runs the ranks of this host."""
-    words = [*launcher(learner, host=_NAME), f"--ranks={learner.ranks}", f"--folder={folder}"]
-    return [*words, learner.module, "--connect", "none", "--checkpoint", str(checkpoint)]
+    """Returns the command that runs the ranks of this host."""
+    launch = [*launcher(learner, host=_NAME), f"--ranks={learner.ranks}", f"--folder={folder}"]
+    return [*launch, learner.module, "--connect", "none", "--checkpoint", str(checkpoint)]
 
 
 async def serve(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path, note: Callable[[str], None]) -> None:
-    """Until the run has ended. Raises NodeRefused, LeadGone or PullFailed."""
+    """Runs the ranks until the run has ended. Raises NodeRefused, LeadGone or PullFailed."""
     while True:
         learner = job.learner
         if learner is None:
-            raise NodeRefused("the lead's learner is on its machine alone. Fix: learner_hosts=2 on the lead")
+            raise NodeRefused("the lead's learner runs on its own machine alone. Fix: learner_hosts=2 on the lead")
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir(exist_ok=True)
         # Rank 0 reads the weights, and sends each rank its own.
@@ -58,14 +58,14 @@ async def serve(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Pat
         job = answer
 
 
-async def _run(words: list[str], folder: Path) -> int:
+async def _run(launch: list[str], folder: Path) -> int:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    environment.setdefault("GOMP_SPINCOUNT", "3000")  # as on the lead: the default spins long
+    environment.setdefault("GOMP_SPINCOUNT", "3000")  # as on the lead; by default it spins for long
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
     environment["TMPDIR"] = str(folder)
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-S", "-m", "engine.process.tied", str(os.getpid())],  # killed with this process
-        *words,
+        *launch,
         stdin=asyncio.subprocess.DEVNULL,
         env=environment,
         start_new_session=True,  # Ctrl-C is this process's to handle

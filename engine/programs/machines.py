@@ -1,4 +1,4 @@
-"""From the command line to a run over several machines: who leads, and what each of the others is to run."""
+"""Reads from the command line who leads a run over several machines, and what each of the others runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandbox.printable import printable
 
 
 def lead_of(machines: Machines, recipe: Recipe, config: Any) -> LeadConfig | None:
-    """How this process leads rollout nodes; None: it does not. Exits with code 2 on a wrong option.
+    """Returns how this process leads rollout nodes, None if it does not. Exits with code 2 on a wrong option.
 
     config: the recipe's.
     """
@@ -42,15 +42,15 @@ def lead_of(machines: Machines, recipe: Recipe, config: Any) -> LeadConfig | Non
 
 
 def _learner(machines: Machines) -> LearnerHosts | None:
-    """The learner's hosts as far as the command line says; the run adds the rest."""
+    """Returns the learner's hosts as far as the command line says; the run adds the rest."""
     if machines.learner_hosts == 1:
         return None
-    assert machines.learner_at is not None, "Machines has looked"
+    assert machines.learner_at is not None, "Machines checks it"
     return LearnerHosts(hosts=machines.learner_hosts, ranks=1, at=machines.learner_at, module="", run="")
 
 
 def commands(here: str, lead: LeadConfig | None) -> list[str]:
-    """A line for each machine. here: what this one runs."""
+    """Returns a line for each machine. here: the command of this one."""
     if lead is None:
         return [f"this machine:   {here}"]
     node = node_command(lead.listen, lead.keys)

@@ -1,4 +1,4 @@
-"""A recipe as a program: options, the run's folder, signals, one line for what is no bug, the exit code.
+"""Runs a recipe as a program: options, the run's folder, signals, one-line errors, exit code.
 
 if __name__ == "__main__":
     exit_process(main(recipe))
@@ -36,20 +36,20 @@ from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
 from sandbox.printable import printable
 
-# Options that may change when a run goes on: how long it is, what is recorded of it and where, how long is waited, and
-# how far replicas and learner may disagree. A run that one of them has ended goes on with another value.
+# Options that may change when a run is resumed: its length, its record, its sinks, deadlines, and how far replicas and
+# learner may disagree. A run that one of them has ended can be resumed with another value.
 FREE = (
     *("steps", "record.", "step_deadline_s", "start_deadline_s", "update_deadline_s"),
     *("canary_tolerance", "learner.mismatch_tolerance", "wandb"),
 )
-TOLD = (BadInput, *EXPECTED, ListenFailed)  # what one line says
+TOLD = (BadInput, *EXPECTED, ListenFailed)  # told in one line
 
 
 def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
-    """Runs a recipe from the command line: options, the run's folder, signals, one line for what is no bug.
+    """Runs a recipe from the command line.
 
-    recipe: its configuration has `steps` among its fields, which is None where the recipe finds out how many there are.
-    Returns the exit code: 2 for what the user has to change, 1 for a part that failed, 130 when it was interrupted.
+    recipe: its configuration has a field `steps`, which is None if the recipe finds out how many there are. Returns the
+    exit code: 2 if the user has to change something, 1 if a part failed, 130 if it was interrupted.
     """
     try:
         check_recipe(recipe)
@@ -91,8 +91,7 @@ def run_in(
 ) -> int:
     """Runs a recipe in a folder of its own and returns the exit code, as `main` does.
 
-    values: what config.json holds of the run beside how it was begun, its number of steps among it. again: the command
-    that goes on with it.
+    values: the options that config.json holds, `steps` among them. again: the command that resumes the run.
     """
     program = recipe.file.stem
     folder, log = None, None
@@ -115,14 +114,14 @@ def run_in(
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{program}: {_interrupted(folder, again)}", file=sys.stderr)
         return 130
-    except (Exception, SystemExit) as error:  # a bug, perhaps in a part of the user's
+    except (Exception, SystemExit) as error:  # a bug, perhaps in one of the user's parts
         failure.tell(program, error, log)
         return 1
     return 0
 
 
 def identity_of(config: Any) -> Identity:
-    """Returns the options that a run must keep when it goes on: all of the recipe's but FREE."""
+    """Returns the options that a resumed run must keep: all of the recipe's but FREE."""
     return Identity(flat(config), free=FREE)
 
 
@@ -138,7 +137,7 @@ async def _train(config: Any, values: Mapping[str, Any], run: Run, recipe: Recip
     folder = run.folder
     if not folder.resumed:
         if folder.busy is not None:
-            say(console, f"{folder.busy} is written by another process with the same options; this is a run of its own")
+            say(console, f"{folder.busy} is written by another process with the same options; this is a new run")
         if folder.unfinished:
             say(console, _another(folder.unfinished, folder.path, values, type(config)))
         steps = "" if values["steps"] is None else f" of {values['steps']} steps"
@@ -148,14 +147,14 @@ async def _train(config: Any, values: Mapping[str, Any], run: Run, recipe: Recip
 
 
 def written(recipe: Recipe, config: Any) -> dict[str, Any]:
-    """What config.json says beside the options: how the run was begun, and what a replay needs to load its recipe."""
+    """Returns what config.json holds beside the options: how the run was begun, and what a replay needs to load it."""
     options = overrides(recipe.config, flat(config))
     begun = {"argv": sys.argv, "directory": str(Path.cwd()), "options": options, "versions": versions()}
     return {**begun, "recipe": name_of(recipe.file)} if recipe.is_file else begun
 
 
 def _another(unfinished: Unfinished, path: Path, values: Mapping[str, Any], config_class: type[Any]) -> str:
-    """Why a new run begins although one of its name did not end, and how to go on with that one."""
+    """Says why a new run begins although one of its name did not end, and how to resume that one."""
     changed = describe(unfinished.differences)
     old = _command({**unfinished.config, "runs": values["runs"]}, config_class)
     return f"{unfinished.path} did not end and differs in {changed}; a new run begins in {path}. To go on there: {old}"
@@ -163,14 +162,14 @@ def _another(unfinished: Unfinished, path: Path, values: Mapping[str, Any], conf
 
 def _interrupted(folder: RunFolder | None, again: str) -> str:
     if folder is None or not folder.path.exists():
-        return "interrupted before anything was measured; what runs before it have measured is as it was"
+        return "interrupted before anything was measured; earlier runs are as they were"
     return f"interrupted; what was measured is in {folder.path}. To go on: {again}"
 
 
 def _command(values: Mapping[str, Any], config_class: type[Any]) -> str:
-    """With which a run of these options is begun, or gone on with."""
+    """Returns the command that begins or resumes a run with these options."""
     given = {name: value for name, value in values.items() if name != "fresh"}
-    if given["name"] == Path(sys.argv[0]).stem:  # by itself
+    if given["name"] == Path(sys.argv[0]).stem:  # the default
         del given["name"]
-    words = [word for owner in (Invocation, Machines, config_class) for word in overrides(owner, given)]
-    return shlex.join([sys.executable, sys.argv[0], *words])
+    options = [option for owner in (Invocation, Machines, config_class) for option in overrides(owner, given)]
+    return shlex.join([sys.executable, sys.argv[0], *options])

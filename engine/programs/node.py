@@ -1,10 +1,10 @@
-"""Makes groups for a run that is led on another machine, as a rollout node of it, or runs ranks of its learner.
+"""Makes groups for a run that another machine leads, as its rollout node, or runs ranks of its learner.
 
     rocstar node lead=tcp://LEAD:5700 keys=DIR [field=value ...]
     rocstar node lead=tcp://LEAD:5700 keys=DIR learner=true
 
-The lead says which recipe to run with which options, and gives the checkpoint's files; field=value changes an option
-for this machine alone (replicas=4, slots=16, kv_blocks=4096). A node may join and leave at any time.
+The lead names the recipe and its options, and sends the checkpoint's files; field=value changes an option for this
+machine alone (replicas=4, slots=16, kv_blocks=4096). A node may join and leave at any time.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 when the run has ended, 2 for what the user has to change, 1 for a part that failed or a
-    lead that is gone, 130 when it was interrupted.
+    """Returns the exit code: 0 when the run has ended, 2 if the user has to change something, 1 if a part failed or the
+    lead is gone, 130 if it was interrupted.
     """
     options = parse(Options, argv, program=PROGRAM, description=__doc__)
     begin()
     try:
         config = NodeConfig(lead=options.lead, keys=options.keys, name=options.name, patience_s=options.patience_s)
         keys = load_host(options.keys) if options.keys is not None else None
-        with workspace(Path(tempfile.gettempdir())) as folder:  # not in memory: it gets the whole checkpoint
+        with workspace(Path(tempfile.gettempdir())) as folder:  # on disk, as it holds the whole checkpoint
             if options.learner:
                 return _train(config, keys, folder, dry_run=options.dry_run)
             return _join(config, keys, options.here, folder, dry_run=options.dry_run)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         print(printable(f"{PROGRAM}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"{PROGRAM}: interrupted; the lead gives what this node had to others", file=sys.stderr)
+        print(f"{PROGRAM}: interrupted; the lead gives its groups to others", file=sys.stderr)
         return 130
 
 
@@ -86,7 +86,7 @@ def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: 
         raise BadInput(f"this host cannot take part: {reason}")
     if dry_run:
         if job.learner is None:
-            raise BadInput("the lead's learner is on its machine alone. Fix: learner_hosts=2 on the lead")
+            raise BadInput("the lead's learner runs on its own machine alone. Fix: learner_hosts=2 on the lead")
         print(printable(shlex.join(learner_host.command(job.learner, folder / "checkpoint", folder))))
         return 0
     asyncio.run(_serve_learner(config, keys, job, folder))
@@ -149,15 +149,15 @@ def _this_task() -> asyncio.Task[Any]:
 
 
 def _options(lead: Sequence[str], here: Sequence[str]) -> list[str]:
-    """The lead's options with those of this machine in place of the same fields.
+    """Returns the lead's options, those of this machine in place of the same fields.
 
     >>> _options(["steps=3", "learner.lr=0.1"], ["lr=0.2", "replicas=4"])
     ['steps=3', 'lr=0.2', 'replicas=4']
     """
-    names = [word.partition("=")[0] for word in here]
+    names = [option.partition("=")[0] for option in here]
 
-    def is_given(word: str) -> bool:
-        name = word.partition("=")[0]
+    def is_given(option: str) -> bool:
+        name = option.partition("=")[0]
         return any(name == given or name.endswith(f".{given}") for given in names)
 
-    return [*(word for word in lead if not is_given(word)), *here]
+    return [*(option for option in lead if not is_given(option)), *here]

@@ -1,4 +1,4 @@
-"""A recipe in an event loop that runs already, as in a notebook or in another program.
+"""Runs a recipe in an event loop that runs already, as in a notebook or in another program.
 
 from recipes.quickstart import Config, recipe
 
@@ -28,9 +28,9 @@ async def run(
 ) -> dict[str, Any]:
     """Runs a recipe as its program does, in a folder of its own, and returns what its `train` returns.
 
-    A run that was interrupted goes on when it is called again with the same configuration, unless `fresh`. Cancelling
-    the task ends the run: what it measured is written. Raises what the recipe raises, BadInput and `EXPECTED` of
-    `engine.assembly.expected` for what a program tells in one line.
+    The same call with the same configuration resumes an interrupted run, unless `fresh`. Cancelling the task ends the
+    run, and what it measured is written. Raises what the recipe raises; what a program would tell in one line is
+    BadInput, or one of `engine.assembly.expected.EXPECTED`.
     """
     check_recipe(recipe)
     invocation = Invocation(name=name, runs=runs, fresh=fresh).named(recipe.file.stem if recipe.is_file else "notebook")
@@ -38,12 +38,12 @@ async def run(
     with RunFolder.open(runs, invocation.name, identity, steps=config.steps) as folder:
         if not folder.resumed:
             if folder.unfinished is not None:
-                there, changed = folder.unfinished.path, describe(folder.unfinished.differences)
-                say(Console(), f"{there} did not end and differs in {changed}; a new run begins in {folder.path}")
+                old, changed = folder.unfinished.path, describe(folder.unfinished.differences)
+                say(Console(), f"{old} did not end and differs in {changed}; a new run begins in {folder.path}")
             folder.json("config.json", {**flat(invocation), **flat(config), **written(recipe, config)})
         try:
             summary: dict[str, Any] = await recipe.train(config, Run(folder=folder))
         except asyncio.CancelledError:
-            say(Console(), f"interrupted; what was measured is in {folder.path}. The same call goes on with it")
+            say(Console(), f"interrupted; what was measured is in {folder.path}. The same call resumes the run")
             raise
         return summary

@@ -1,14 +1,13 @@
-"""Runs a recorded trajectory on from one of its turns, in the jail: with the same seed or another, the same weights or
-others.
+"""Replays a recorded trajectory from one of its turns, its tools in the jail, with the same seed and weights or others.
 
     rocstar replay RUN step=8 group=0 sample=3 turn=1 [seed=7] [start=true | checkpoint=DIR]
 
-The turns before are taken as they were recorded, token by token, with what their tools answered; turn N is sampled
-anew, and what follows it. The recipe's own `train` does it, with the run's options, so that tools, sessions, budget,
-chat and reward are the recorded ones: config.json names its file, which is run. One that is not of this checkout is run
-only if `recipe` names it, as the run may be somebody else's. The weights are those in the run's `checkpoint/`; with
-start=true, those that it began with. With the weights that sampled the turn and the run's seed, the tokens on the CPU
-are the recorded ones. An agent of its own begins anew. The last line is one JSON object.
+The turns before it are taken as they were recorded, token by token, with the replies of their tools; turn N and what
+follows are sampled anew. The recipe's own `train` does it, with the run's options, so that tools, sessions, budget,
+chat and reward are the recorded ones. config.json names the recipe's file, which is run. A file outside this checkout
+is run only if `recipe` names it, as the run may be somebody else's. The weights are those in the run's `checkpoint/`;
+with start=true, those that it began with. On the CPU, the weights that sampled the turn and the run's seed give the
+recorded tokens again. A user's agent begins anew. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ RECIPES = ROOT / "recipes"
 
 
 class CannotGoOn(ValueError):
-    """The trajectory, the recipe or the weights are not there; the message says what to do."""
+    """The trajectory, the recipe or the weights are missing; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a trajectory is gone on from. turn: from 0, the first that is sampled anew."""
+    """The turn that a replay begins with. turn: its number, from 0; it is the first that is sampled anew."""
 
     step: int
     group: int
@@ -67,19 +66,19 @@ class Place:
 
 
 def recorded(run: Path, place: Place) -> Trajectory:
-    """Returns the trajectory as it was. Raises CannotGoOn, and BadInput for a record that cannot be read."""
+    """Returns the recorded trajectory. Raises CannotGoOn, and BadInput for a record that cannot be read."""
     check_files(run)
     record = RecordedRun(run)
     step = record.find(place.step)
     groups = {each.number: each for each in record.groups(step)}
     tokens = record.tokens(step, place.group)
-    held = groups.get(place.group)
-    if held is None or tokens is None or not held.whole:
+    group_record = groups.get(place.group)
+    if group_record is None or tokens is None or not group_record.whole:
         whole = sorted(number for number, each in groups.items() if each.whole)
         raise CannotGoOn(
             f"{run} has no group {place.group} of step {place.step} with the numbers of its tokens. Fix: one of {whole}"
         )
-    group = with_tokens(held, tokens, load_tokenizer(record.tokenizer))
+    group = with_tokens(group_record, tokens, load_tokenizer(record.tokenizer))
     trajectories = {member.sample: member for member in group.trajectories}
     if place.sample not in trajectories:
         raise CannotGoOn(f"the group has no sample {place.sample}. Fix: one of {sorted(trajectories)}")
@@ -90,7 +89,7 @@ def recorded(run: Path, place: Place) -> Trajectory:
 
 
 def before(trajectory: Trajectory, turn: int) -> Piece | None:
-    """What is taken over: everything to the end of the turn before this one; None at the first."""
+    """Returns the part that is kept: everything to the end of the turn before this one; None at the first."""
     if not turn:
         return None
     end = trajectory.turns[turn - 1].end
@@ -105,16 +104,16 @@ def before(trajectory: Trajectory, turn: int) -> Piece | None:
 
 
 def first_difference(one: Trajectory, other: Trajectory) -> int | None:
-    """The first token that is not the same; None where all are."""
+    """Returns the index of the first token that differs; None if none does."""
     a, b = one.token_ids_T.tolist(), other.token_ids_T.tolist()
     if a == b:
         return None
-    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """How a run was begun: its recipe, the options that it had, and where: paths among them may be relative."""
+    """How a run was begun: its recipe, its options, and its directory, as paths among the options may be relative."""
 
     recipe: Recipe
     options: list[str]
@@ -122,10 +121,10 @@ class Begun:
 
 
 def begun(run: Path, recipe: Path | None = None) -> Begun:
-    """What config.json says of the run. recipe: a file to run in place of the one there. Raises CannotGoOn."""
+    """Returns what config.json says of the run. recipe: a file to run in place of its own. Raises CannotGoOn."""
     try:
         config = msgspec.json.decode((run / "config.json").read_bytes(), type=dict[str, Any])
-        name, options = str(config["recipe"]), [str(word) for word in config["options"]]
+        name, options = str(config["recipe"]), [str(option) for option in config["options"]]
         directory = Path(config["directory"])
     except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
         raise CannotGoOn(f"{run / 'config.json'} does not say which recipe it ran: {error!r}") from error
@@ -140,13 +139,13 @@ def begun(run: Path, recipe: Path | None = None) -> Begun:
 
 
 def recipe_of(name: str) -> Path:
-    """The file of a recipe of this checkout. Raises CannotGoOn for any other: to read a run is not to trust it."""
+    """Returns the file of a recipe of this checkout. Raises CannotGoOn for others: a run need not be trusted."""
     path = (ROOT / name).resolve()
     if not path.is_file():
         raise CannotGoOn(f"the run's recipe {name!r} is not there. Fix: give it as recipe=FILE")
     if not path.is_relative_to(RECIPES):
         raise CannotGoOn(
-            f"the run was made by {str(path)!r}, which is no recipe of this checkout, and to go on runs that file. "
+            f"the run was made by {str(path)!r}, which is not a recipe of this checkout, and a replay runs that file. "
             "Fix: if you trust it, rocstar replay with recipe=FILE"
         )
     return path
@@ -165,25 +164,25 @@ async def go_on(
     checkpoint: Path | None = None,
     start: bool = False,
 ) -> dict[str, Any]:
-    """The recipe's `train` is run on one replica without a learner: what its stages would make groups with, its tools,
-    sessions and agent, makes the trajectory, and its reward grades it.
+    """Runs the recipe's `train` on one replica without a learner. The rollouts of its stages make the trajectory, and
+    its reward grades it, unless it grades whole groups.
 
     Raises CannotGoOn, what a replica or the sandbox raises that does not start, and what the recipe raises.
     """
-    then = recorded(run, place)
+    old = recorded(run, place)
     replayed: dict[str, Any] = {}
 
     async def work(job: Training) -> dict[str, Any]:
         if job.maker is None:
-            raise CannotGoOn("the recipe has no stage that makes groups: there is nothing to go on with")
+            raise CannotGoOn("the recipe has no stage that makes groups, so nothing can be replayed")
         if place.turn and isinstance(job.maker.rollouts, AgentRollouts):
-            raise CannotGoOn("an agent of its own cannot be begun in the middle. Fix: turn 0, from where it runs anew")
-        now = await job.maker.rollouts.run(then.prompt, place.sample, 0, log=_log(then, place))
+            raise CannotGoOn("an agent of yours cannot be begun in the middle. Fix: turn=0, from which it runs anew")
+        new = await job.maker.rollouts.run(old.prompt, place.sample, 0, log=_log(old, place))
         if not isinstance(job.maker.reward, GroupReward):
-            now = await graded(now, job.maker.reward, job.timeline, job.config.group.grade_deadline_s)
-        replayed["recorded"] = _told(then, place.turn, job.chat.decode)
-        replayed["again"] = _told(now, place.turn, job.chat.decode)
-        replayed["first_difference"] = first_difference(then, now)
+            new = await graded(new, job.maker.reward, job.timeline, job.config.group.grade_deadline_s)
+        replayed["recorded"] = _shown(old, place.turn, job.chat.decode)
+        replayed["again"] = _shown(new, place.turn, job.chat.decode)
+        replayed["first_difference"] = first_difference(old, new)
         replayed["weights"] = str(job.config.checkpoint)
         raise _Replayed
 
@@ -202,7 +201,7 @@ async def go_on(
 
 
 def alone(config: TrainingConfig, weights: Path, seed: int | None) -> TrainingConfig:
-    """One replica with these weights, which are whole: an adapter was merged when they were saved."""
+    """Returns the configuration for one replica. weights: whole, since an adapter is merged when they are saved."""
     one = config.devices.tensor_parallel
     devices = DevicePlan(devices=config.devices.devices[: 2 * one], learner_ranks=one, replicas=1, tensor_parallel=one)
     replica = None if config.replica is None else replace(config.replica, checkpoint=str(weights))
@@ -216,17 +215,17 @@ def alone(config: TrainingConfig, weights: Path, seed: int | None) -> TrainingCo
     )
 
 
-def _log(then: Trajectory, place: Place) -> Log:
-    """What a journal would hold of the trajectory up to the turn."""
-    journal, piece = Journal(), before(then, place.turn)
+def _log(trajectory: Trajectory, place: Place) -> Log:
+    """Returns what a journal would hold of the trajectory before the turn."""
+    journal, piece = Journal(), before(trajectory, place.turn)
     if piece is not None:
         tokens = int(piece.sampled_T.sum())
         journal.take(Grown(lease=0, attempt=0, sample=place.sample, piece=piece, tokens=tokens))
     return journal.log(0, 0, place.sample)
 
 
-def _told(trajectory: Trajectory, turn: int, decode: Any) -> dict[str, Any]:
-    """The turns from this one on, as the page shows them."""
+def _shown(trajectory: Trajectory, turn: int, decode: Any) -> dict[str, Any]:
+    """Returns the turns from this one on, as the page shows them."""
     turns = [
         {
             "text": decode(trajectory.token_ids_T[each.start : each.end]),
@@ -238,8 +237,8 @@ def _told(trajectory: Trajectory, turn: int, decode: Any) -> dict[str, Any]:
         for each in trajectory.turns[turn:]
     ]
     error = None if trajectory.error is None else trajectory.error.message
-    told = {"turns": turns, "stop": str(trajectory.stop), "tokens": len(trajectory.token_ids_T), "error": error}
-    return told | {"reward": trajectory.reward}
+    shown = {"turns": turns, "stop": str(trajectory.stop), "tokens": len(trajectory.token_ids_T), "error": error}
+    return shown | {"reward": trajectory.reward}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,13 +249,13 @@ class Options:
     sample: Annotated[int, "number of the trajectory in its group, from 0"]
     turn: Annotated[int, "the first turn that is sampled anew, from 0"]
     seed: Annotated[int | None, "another seed; none: the run's"] = None
-    checkpoint: Annotated[Path | None, "Hugging Face folder; none: the weights that the run has made"] = None
+    checkpoint: Annotated[Path | None, "Hugging Face folder; none: the weights that the run trained"] = None
     start: Annotated[bool, "take the weights that the run began with"] = False
     recipe: Annotated[Path | None, "recipe file to run; none: the run's own, if it is of this checkout"] = None
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 2 where the trajectory cannot be replayed, 130 when it was interrupted."""
+    """Returns the exit code: 2 if the trajectory cannot be replayed, 130 if it was interrupted."""
     options = parse(Options, argv, program="rocstar replay", description=__doc__)
     place = Place(step=options.step, group=options.group, sample=options.sample, turn=options.turn)
     try:
@@ -264,11 +263,11 @@ def main(argv: Sequence[str]) -> int:
         checkpoint = options.checkpoint and options.checkpoint.absolute()
         if ran.directory.is_dir():  # paths among the recipe's options may be relative
             os.chdir(ran.directory)
-        found = uvloop.run(go_on(run, place, ran, seed=options.seed, checkpoint=checkpoint, start=options.start))
+        replayed = uvloop.run(go_on(run, place, ran, seed=options.seed, checkpoint=checkpoint, start=options.start))
     except (CannotGoOn, ReplicaDied, SandboxUnavailable, TemplateError, ValueError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
-    print(json.dumps(found))
+    print(json.dumps(replayed))
     return 0

@@ -1,7 +1,7 @@
 """The command `rocstar`: one name for what is started from a shell, `rocstar view runs/quickstart`.
 
-A command is named by its module, which is imported only when it is asked for: `rocstar --help` loads none of them, and
-bench/ lies above the engine. Each module has `main(argv) -> int`, which returns the exit code, and answers `--help`.
+A command's module is imported only when it is asked for: `rocstar --help` loads none of them, and bench/ lies above the
+engine. Each module has `main(argv) -> int`, which returns the exit code, and answers `--help`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.process import streams
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """module: where it is. arguments: as the overview shows them. does: what, in a line."""
+    """A command. arguments: as the overview shows them. does: what it does, in a line."""
 
     module: str
     arguments: str
@@ -30,7 +30,7 @@ COMMANDS = {
     "view": Command("engine.programs.view", "RUN...", "show what runs do and did, and what limits them, as a page"),
     "rollouts": Command("engine.programs.rollouts", "RUN", "show what the model wrote in a step"),
     "trace": Command("engine.programs.trace", "RUN", "write the timeline of some steps for ui.perfetto.dev"),
-    "replay": Command("engine.programs.replay", "RUN", "run a recorded trajectory on from one of its turns"),
+    "replay": Command("engine.programs.replay", "RUN", "replay a recorded trajectory from one of its turns"),
     "gateway": Command("engine.programs.gateway", "CHECKPOINT", "serve a checkpoint by OpenAI's and Anthropic's APIs"),
     "node": Command("engine.programs.node", "lead=...", "help a run that is led on another machine"),
     "keys": Command("engine.programs.keys", "FOLDER", "make the keys by which machines know each other"),
@@ -67,7 +67,7 @@ def start(argv: Sequence[str]) -> int:
 
 
 def main() -> NoReturn:
-    """Is the command that `pip install` and `make venv` put beside python."""
+    """Runs the command line; `pip install` and `make venv` put it beside python as `rocstar`."""
     streams.prepare_descriptors()  # before other imports open files
     from engine.telemetry.watchdog import exit_process
 

@@ -1,7 +1,7 @@
-"""What a machine does in a run of several (`engine.assembly.training.Role`): the lead, and a rollout node.
+"""The roles of a machine in a run of several (`engine.assembly.training.Role`): the lead, and a rollout node.
 
-The recipe is the same file with the same options on all of them, since its tools and rewards are Python code. On the
-lead its groups are made by whoever has the room; on a node its rollouts and its reward make the groups that the lead
+All of them run the same recipe file with the same options, since its tools and rewards are Python code. The lead's
+groups are made by whichever machine has room. On a node, the recipe's rollouts and reward make the groups that the lead
 grants, and its other stages are never run.
 """
 
@@ -39,13 +39,13 @@ class RunEnded(Exception):
 
 @dataclass(kw_only=True)
 class Leads:
-    """The learner is here, and groups are made by rollout nodes and by the replicas here."""
+    """The role of the lead: it has the learner, and rollout nodes and its own replicas make the groups."""
 
     config: LeadConfig
     door: Door
     say: Callable[[str], None]
     lead: Lead = field(init=False)
-    """While the parts are up."""
+    """Set while the parts are up."""
 
     def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
         learner = self.config.learner
@@ -98,7 +98,7 @@ class Leads:
 
 
 def check_devices(lead: LeadConfig, devices: DevicePlan) -> None:
-    """Raises BadInput for weights that nodes, or the learner's other hosts, cannot have."""
+    """Raises BadInput for weights that nodes, or the learner's other hosts, cannot get."""
     if devices.weight_transfer == "nccl":
         raise BadInput(
             "nodes cannot be used where weights go from GPU to GPU: nodes pull files. Fix: devices by turns "
@@ -129,7 +129,7 @@ async def lead_training(
 
 
 def with_learner(lead: LeadConfig, config: TrainingConfig, run: RunFolder) -> LeadConfig:
-    """What the run knows of the learner's hosts beside the command line."""
+    """Adds what the run knows of the learner's hosts to what the command line says."""
     if lead.learner is None:
         return lead
     ranks, module = config.devices.learner_ranks, config.learner_module
@@ -142,7 +142,7 @@ def node_training(
     """Opens a run as a rollout node (`engine.recipe.Run.opens`): its replicas make the groups that the lead grants."""
 
     async def work(job: Training) -> dict[str, Any]:
-        """Raises RunEnded when it is over, NodeRefused, or LeadGone."""
+        """Makes groups. Raises RunEnded at the run's end, NodeRefused, or LeadGone."""
         if job.maker is None:
             raise BadInput("a recipe without a stage that makes groups has nothing to do on a rollout node")
         makes_groups = RolloutNode(

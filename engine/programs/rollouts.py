@@ -28,7 +28,7 @@ from engine.rollout.tool_call_parser import CLOSE
 from engine.telemetry.failures import plain
 from sandbox.printable import printable
 
-SHOWN = 20  # unless another number is asked for
+SHOWN = 20  # trajectories, unless another number is asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Options:
 
 
 def rollouts(options: Options) -> Iterator[Rollout]:
-    """Yields those that are asked for. Raises BadInput where the run has no record of the step."""
+    """Yields those that are asked for. Raises BadInput if the run has no record of the step."""
     check_files(options.run)
     run = RecordedRun(options.run)
     step = run.find(options.step)
@@ -54,7 +54,7 @@ def rollouts(options: Options) -> Iterator[Rollout]:
 
 
 def panel(rollout: Rollout) -> Panel:
-    """One trajectory, as a person reads it."""
+    """Returns a panel that shows a trajectory to people."""
     trajectory = rollout.trajectory
     prompt = trajectory.prompt
     reward = "no grade" if trajectory.reward is None else f"reward {trajectory.reward:g}"
@@ -72,12 +72,12 @@ def panel(rollout: Rollout) -> Panel:
 
 
 def _untrained(rollout: Rollout) -> str:
-    """A trajectory that got its advantage with the batch has none in the record."""
+    """Says what became of a trajectory without an advantage; one that got it with the batch was trained."""
     return "trained" if rollout.kept else f"not trained ({rollout.drop or 'not kept'})"
 
 
 def _text(rollout: Rollout) -> Iterator[str]:
-    """What the model wrote, with each response below the call that it answers."""
+    """Yields what the model wrote, with each response below the call that it answers."""
     responses = [
         f"[dim]{shown(use.name)} ({shown(use.outcome)}):[/] {shown(use.response)}"
         for use in rollout.trajectory.tool_uses
@@ -93,7 +93,7 @@ def _text(rollout: Rollout) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 1 where the run has recorded none of them."""
+    """Returns the exit code: 1 if the run has no record of the step."""
     options = parse(Options, argv, program="rocstar rollouts", description=__doc__)
     try:
         if options.jsonl:

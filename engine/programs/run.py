@@ -22,9 +22,9 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: that of the recipe, 2 for a file that is none."""
+    """Returns the recipe's exit code, 2 for a file without a recipe."""
     path = parse(Options, argv[:1], program="rocstar run", description=__doc__).recipe
-    sys.argv[:] = [str(path), *argv[1:]]  # as `python RECIPE` has it: what is printed to be run again begins with it
+    sys.argv[:] = [str(path), *argv[1:]]  # as with `python RECIPE`; commands to rerun are printed from it
     try:
         recipe = load_recipe(path)
     except BadInput as error:

@@ -1,8 +1,8 @@
-"""Runs a Python program in the jail, and ends as it did: `rocstar sandbox FILE`. The exit status is the program's own;
-124 after a time limit, 137 when another limit or a signal ended it, 125 when it could not be run.
+"""Runs a Python program in the jail: `rocstar sandbox FILE`. The exit status is the program's own; it is 124 after a
+time limit, 137 when another limit or a signal ended the program, 125 when it could not be run.
 
-The program's output comes when it has ended. On a terminal, what one would obey (control characters) is shown as
-escapes; in a file or a pipe the output is as it was. A line on stderr says why a program was ended or not run.
+The program's output comes when it has ended. On a terminal its control characters are shown as escapes; in a file or a
+pipe the output is unchanged. A line on stderr says why a program was ended or not run.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Options:
 
 def read(file: str) -> tuple[str, str]:
     """Returns the program and its stdin. Raises OSError, SyntaxError or UnicodeDecodeError for what is no Python."""
-    on_terminal = sys.stdin is None or (file != "-" and sys.stdin.isatty())
-    given = b"" if on_terminal else sys.stdin.buffer.read()
+    has_none = sys.stdin is None or (file != "-" and sys.stdin.isatty())
+    given = b"" if has_none else sys.stdin.buffer.read()
     if file == "-":
         return importlib.util.decode_source(given), ""
     return importlib.util.decode_source(Path(file).read_bytes()), given.decode(errors="replace")
@@ -64,7 +64,7 @@ async def run(code: str, stdin: str, limits: Limits) -> ToolResult:
 
 
 def show(result: ToolResult) -> int:
-    """Prints what the program printed, on a terminal with escapes for what one would obey. Returns its exit status."""
+    """Prints the program's output, with escapes for control characters on a terminal. Returns its exit status."""
     for text, stream in ((result.stdout, sys.stdout), (result.stderr, sys.stderr)):
         stream.write(printable(text) if stream.isatty() else text)
         stream.flush()
@@ -77,7 +77,7 @@ def show(result: ToolResult) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the program's exit status, or what is said above of it."""
+    """Returns the exit status, as the module describes it."""
     options = parse(Options, argv, program="rocstar sandbox", description=__doc__)
     try:
         code, stdin = read(options.file)

@@ -10,7 +10,7 @@ from sandbox.host.host import HostConfig, run
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 1 where it cannot serve."""
+    """Returns the exit code: 1 if it cannot serve."""
     ended = run(parse(HostConfig, argv, program="rocstar sandbox-host", description=__doc__))
     if isinstance(ended, str):
         print(ended, file=sys.stderr)

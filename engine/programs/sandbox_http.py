@@ -11,10 +11,10 @@ from sandbox.printable import print_logs, printable
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 when it was ended, 1 for what kept it from serving."""
+    """Returns the exit code: 0 if it was ended, 1 if it could not serve."""
     print_logs()
-    failed = run(parse(ServerConfig, argv, program="rocstar sandbox-http", description=__doc__))
-    if failed is not None:
-        print(printable(f"rocstar sandbox-http: {failed}"), file=sys.stderr)
+    error = run(parse(ServerConfig, argv, program="rocstar sandbox-http", description=__doc__))
+    if error is not None:
+        print(printable(f"rocstar sandbox-http: {error}"), file=sys.stderr)
         return 1
     return 0

@@ -22,12 +22,12 @@ PROGRAM = "rocstar trace"
 @dataclass(frozen=True, kw_only=True)
 class Options:
     run: Annotated[Path, Positional("folder of the run")]
-    steps: Annotated[str | None, "which steps, 12 or 10-12; none: all whose timeline is there"] = None
+    steps: Annotated[str | None, "which steps, 12 or 10-12; none: all that have a timeline"] = None
     output: Annotated[Path | None, "the file; none: timeline-10-12.json in the run's folder"] = None
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Returns the exit code: 2 if the user has to change something, 1 if the file cannot be written."""
     options = parse(Options, argv, program=PROGRAM, description=__doc__)
     try:
         path = _write(options.run, options.steps, options.output)
@@ -44,23 +44,23 @@ def main(argv: Sequence[str]) -> int:
 def _write(folder: Path, steps: str | None, output: Path | None) -> Path:
     check_files(folder)
     run = RecordedRun(folder)
-    there = run.timeline_steps
-    if not there:
+    recorded = run.timeline_steps
+    if not recorded:
         raise BadInput(f"{folder} has no recorded timeline. Fix: the folder of a run that was recorded (record.max_mb)")
-    first, last = (there[0], there[-1]) if steps is None else _range(steps, there)
+    first, last = (recorded[0], recorded[-1]) if steps is None else _range(steps, recorded)
     path = output or folder / f"timeline-{first}-{last}.json"
     write_trace(path, list(run.timeline(first, last)))
     return path
 
 
-def _range(steps: str, there: Sequence[int]) -> tuple[int, int]:
-    """Raises BadInput unless the run has the timeline of one of them."""
+def _range(steps: str, recorded: Sequence[int]) -> tuple[int, int]:
+    """Returns the first and the last step that are asked for. Raises BadInput unless one of them is recorded."""
     parts = steps.split("-")
     if not all(part.isdecimal() for part in parts) or len(parts) > 2:
-        raise BadInput(f"steps must be a step or FIRST-LAST, got {steps!r}. Fix: steps={there[-1]}")
+        raise BadInput(f"steps must be a step or FIRST-LAST, got {steps!r}. Fix: steps={recorded[-1]}")
     first, last = int(parts[0]), int(parts[-1])
-    if not any(first <= step <= last for step in there):
+    if not any(first <= step <= last for step in recorded):
         raise BadInput(
-            f"steps={steps}: there is no timeline of them (steps {there[0]} to {there[-1]}). Fix: one of these"
+            f"steps={steps}: the run has no timeline of them. Fix: steps between {recorded[0]} and {recorded[-1]}"
         )
     return first, last

@@ -1,7 +1,7 @@
 """Shows what a run does and did, and what limits it, as a page: `rocstar view RUN [RUN2 ...]`.
 
-It only reads the run's folder, live or finished. It serves when its address has appeared. Ctrl-C ends it with status
-130; what keeps it from serving ends it with status 2 and one line: the cause, and what to do about it.
+It only reads the run's folder, live or finished. It serves once it has printed its address. Ctrl-C ends it with status
+130. If it cannot serve, it ends with status 2 and one line that names the cause and what to do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Options:
         tuple[Path, ...], Positional("folder of a run, such as runs/quickstart; several are shown beside each other")
     ]
     follow: Annotated[bool, "keep reading a run that is under way"] = False
-    port: Annotated[int, "where the page is served; 0: any free port, which is printed"] = 8010
+    port: Annotated[int, "port of the page; 0: any free one, which is printed"] = 8010
     export: Annotated[Path | None, "write all of it into this file, RUN.html, and serve nothing"] = None
 
     def __post_init__(self) -> None:
@@ -49,8 +49,8 @@ async def view(questions: Questions, port: int) -> None:
     """Serves until it is cancelled."""
     async with serve(questions, port, (sys.executable, "-m", rocstar.__name__)) as url:
         print(printable(f"{', '.join(run.name for run in questions.runs)} at {url}/"), flush=True)
-        here = urlsplit(url)
-        tunnel = f"{here.port}:{here.hostname}:{here.port}"
+        address = urlsplit(url)
+        tunnel = f"{address.port}:{address.hostname}:{address.port}"
         print(f"from another machine: ssh -L {tunnel} {_user()}@{socket.gethostname()}")
         print("and open the same address there. Ctrl-C ends it.", flush=True)
         await asyncio.Event().wait()
@@ -59,12 +59,12 @@ async def view(questions: Questions, port: int) -> None:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # no variable says it, and the number has no entry in passwd (a container)
+    except (KeyError, OSError):  # no variable names the user and passwd has no entry, as in a container
         return str(os.getuid())
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0, 2 for what the user has to change, 130 when it was interrupted."""
+    """Returns the exit code: 2 if the user has to change something, 130 if it was interrupted."""
     print_logs()
     options = parse(Options, argv, program="rocstar view", description=__doc__)
     try:
