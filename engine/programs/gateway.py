@@ -96,7 +96,9 @@ def max_tokens(options: Options) -> int:
 def serving_config(options: Options) -> ServingConfig:
     """Raises ValueError naming an option."""
     tokens = max_tokens(options)
-    kv_blocks = options.kv_blocks or (None if options.devices else 8 * -(-tokens // BLOCK))
+    kv_blocks = options.kv_blocks
+    if kv_blocks is None and not options.devices:
+        kv_blocks = 8 * -(-tokens // BLOCK)
     limits = Limits(wall_s=options.tool_wall_s, cpu_s=options.tool_wall_s)
     return ServingConfig(
         checkpoint=options.checkpoint,
