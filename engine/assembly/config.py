@@ -1,4 +1,4 @@
-"""What `training` and `serving` are configured with."""
+"""The configurations of `training` and `serving`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
-    """The machine of a run. What is trained on, with which tools and for what reward is in the recipe's stages."""
+    """The machinery of a run. The recipe's stages hold the prompts, the tools and the reward."""
 
     checkpoint: Path
     """Hugging Face folder to start from."""
@@ -43,7 +43,7 @@ class TrainingConfig:
     learner_module: str = "algo.learner"
     """What each rank of the learner runs; they meet by `algo.learner.hosts.meet`."""
     replica: ReplicaConfig | None = None
-    """None: of the checkpoint, with room for a trajectory of the rollout's budget."""
+    """None: for the checkpoint, with room for a trajectory of the rollout's budget."""
     devices: DevicePlan = field(default_factory=DevicePlan)
     """GPUs, ranks and replicas; by default everything runs on the CPU."""
     chat: ChatConfig = field(default_factory=ChatConfig)
@@ -52,26 +52,25 @@ class TrainingConfig:
     seed: int = 0
     """Seed for sampling and the learner. Recipes usually pass it to prompts and selection as well."""
     max_staleness: int = 0
-    """Weight versions that a trained token may be old (S); 0 is strictly on-policy."""
+    """How many weight versions old a trained token may be (S); 0 is strictly on-policy."""
     checkpoint_every: int = 4
-    """Steps between checkpoints of the learner; the journal has what follows."""
+    """Steps between checkpoints of the learner; the journal holds what follows one."""
     step_deadline_s: float = 600.0
-    """Seconds in which the learner must have trained a step, or saved; half as many more without any progress end the
-    run."""
+    """Seconds that the learner may take to train a step or to save; 1.5 times as many without progress end the run."""
     start_deadline_s: float | None = None
-    """Seconds in which each replica and the learner must be up. None: their own (`ReplicaConfig`,
-    `LearnerProcessConfig`); a large model on a slow disk needs more."""
+    """Seconds that each replica and the learner may take to start. None: as in `ReplicaConfig` and
+    `LearnerProcessConfig`; a large model on a slow disk needs more."""
     update_deadline_s: float | None = None
-    """Seconds in which a replica must have loaded new weights, fallen asleep or woken up. None: as in ReplicaConfig."""
+    """Seconds that a replica may take to load weights, to fall asleep or to wake up. None: as in `ReplicaConfig`."""
     canary_tolerance: float | Literal["auto"] | None = "auto"
-    """How far a replica's log-probabilities of the canary may be from the learner's in the mean; a single token may be
-    ten times as far. "auto": by dtype and number of layers (`engine.fleet.canary`). None: measured, not judged."""
+    """The largest mean difference between a replica's log-probabilities of the canary and the learner's; a single token
+    may differ ten times as much. "auto": by dtype and number of layers (`engine.fleet.canary`). None: no limit."""
     full_reward: float = 1.0
-    """Reward of a trajectory that solved its prompt. Where all trajectories have it, nothing is left to learn."""
+    """Reward of a trajectory that solved its prompt. If all trajectories have it, nothing is left to learn."""
     title: str = ""
     """Title of the plot."""
     record: RecordConfig = field(default_factory=RecordConfig)
-    """What is written down for people who look at the run."""
+    """What is recorded for people who look at the run."""
 
     def __post_init__(self) -> None:
         kinds = {"checkpoint": Path, "group": GroupConfig, "rollout": RolloutConfig, "devices": DevicePlan}
@@ -105,8 +104,8 @@ class TrainingConfig:
             self._check_quantized()
 
     def _check_quantized(self) -> None:
-        """Quantised replicas sample from another model than the one that learns: its loss has to correct for that, and
-        how far apart they are was not measured yet.
+        """Raises ValueError unless the loss corrects for quantised replicas, which sample from another model than the
+        one that learns, and the canary has a tolerance: how far apart they are was not measured yet.
         """
         what = f"replica.quantization={self.replicas_config.quantization!r}"
         loss = getattr(self.learner, "loss", {})
@@ -138,9 +137,7 @@ class TrainingConfig:
 
     @property
     def canary_bound(self) -> float | None:
-        """The tolerance of the canary's mean difference; None: not judged. Where one side rounds to bfloat16 both do,
-        as far as this goes.
-        """
+        """The canary's tolerance; None: no limit. One side in bfloat16 is enough to expect its rounding."""
         if self.canary_tolerance != "auto":
             return self.canary_tolerance
         sides = (self.replicas_config, self.learner)
@@ -150,14 +147,14 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingConfig:
-    """What is served, where, and for trajectories of which size."""
+    """The checkpoint that is served, its devices, and the size of its trajectories."""
 
     checkpoint: Path
     """Hugging Face folder."""
     rollout: RolloutConfig
-    """The largest budget of those that are used."""
+    """The largest budget that is used."""
     replica: ReplicaConfig | None = None
-    """None: of the checkpoint, with room for a trajectory of the budget."""
+    """None: for the checkpoint, with room for a trajectory of the budget."""
     replicas: int = 2
     devices: tuple[int, ...] = ()
     """GPUs, `tensor_parallel` for each replica; none for the CPU."""

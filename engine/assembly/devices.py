@@ -1,11 +1,11 @@
-"""Where the learner's ranks and the replicas run. Pure: a few numbers go in, the settings of the parts come out.
+"""Decides where the learner's ranks and the replicas run: a few numbers become the settings of the parts.
 
 Invariants
 - Learner and replicas have devices of their own, or all of them share all devices, or everything runs on the CPU.
-- What shares a device never computes at the same time: there the bound on staleness is 0 and the replicas rest while
-  the learner trains.
+- Parts that share a device never compute at the same time: `max_staleness` is then 0, and the replicas rest while the
+  learner trains.
 
-On GPUs: written against vLLM's documentation, not yet run on a GPU.
+The part for GPUs is written against vLLM's documentation and was not yet run on one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class DevicePlan:
     """
 
     devices: tuple[int, ...] = ()
-    """The GPUs there are; none for the CPU. As many as the learner's ranks and the replicas need together (then the
-    learner has the first ones), or as each side needs (then they share them).
+    """GPUs; none for the CPU. Either as many as the learner's ranks and the replicas need together, and the learner has
+    the first ones, or as many as each side needs, and they share them.
     """
     learner_ranks: int = 1
     """Processes of the learner, each with a GPU."""
@@ -41,7 +41,7 @@ class DevicePlan:
     adapters: bool = False
     """The learner trains adapters, and only they go to the replicas, which serve versions of them side by side."""
     max_staleness: int = 0
-    """0 where learner and replicas share their GPUs: the replicas sleep while it trains."""
+    """Must be 0 if learner and replicas share their GPUs: the replicas sleep while it trains."""
 
     def __post_init__(self) -> None:
         for name, least in (("learner_ranks", 1), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
@@ -76,7 +76,7 @@ class DevicePlan:
         )
 
     def _shared_example(self) -> str:
-        """The options under which both sides share the learner's GPUs."""
+        """Returns the options under which both sides share the learner's GPUs."""
         own = ",".join(map(str, range(self.learner_ranks)))
         if self.learner_ranks % self.tensor_parallel == 0:
             return f"devices={own} replicas={self.learner_ranks // self.tensor_parallel}"
@@ -84,7 +84,7 @@ class DevicePlan:
 
     @property
     def shared(self) -> bool:
-        """Learner and replicas have the same GPUs, by turns."""
+        """Whether learner and replicas have the same GPUs, by turns."""
         return bool(self.devices) and len(self.devices) == self.learner_ranks
 
     @property
@@ -97,8 +97,8 @@ class DevicePlan:
 
     @property
     def weight_transfer(self) -> str:
-        """nccl between GPUs of their own; else files in host memory, so that on a GPU that is shared no copy of the
-        weights takes room beside those of learner and replica. Adapters are always such files.
+        """nccl if learner and replicas have GPUs of their own; otherwise files in host memory, so that a shared GPU
+        holds no third copy of the weights. Adapters are always such files.
         """
         if self.adapters:
             return "adapter"
@@ -106,11 +106,11 @@ class DevicePlan:
 
     @property
     def rests(self) -> bool:
-        """The replicas rest while the learner trains (`Fleet.rest`): they have nothing to do, or not the devices."""
+        """Whether the replicas rest while the learner trains (`Fleet.rest`), without work or without devices."""
         return self.max_staleness == 0
 
     def replica(self, config: ReplicaConfig) -> ReplicaConfig:
-        """The replicas' configuration with what the placement decides. On GPUs both sides compute in bfloat16."""
+        """Returns the replicas' configuration with what this plan decides. On GPUs both sides compute in bfloat16."""
         return replace(
             config,
             devices=self.replica_devices,
@@ -121,12 +121,12 @@ class DevicePlan:
         )
 
     def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
-        """The same for the learner's processes."""
+        """Returns the configuration of the learner's processes with what this plan decides."""
         return replace(config, ranks=self.learner_ranks, devices=self.learner_devices)
 
     @property
     def learner_fields(self) -> dict[str, Any]:
-        """The same for the learner's own configuration: fields of `LearnerConfig`, which agree with the replicas'."""
+        """The fields of `LearnerConfig` that this plan decides; they agree with the replicas' configuration."""
         fields: dict[str, Any] = {"weight_transfer": self.weight_transfer}
         if self.devices:
             fields |= dict.fromkeys(("dtype", "weights_dtype"), "bfloat16")

@@ -26,7 +26,7 @@ class ScheduledEvaluation:
 
 
 class EvaluationSchedule:
-    """Runs the evaluations that are due. last: the step that the run ends with. phase: told what the run is doing."""
+    """Runs the evaluations that are due. last: the run's last step. phase: is told what the run is doing."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class EvaluationSchedule:
         return sum(self._recorder.progress.missed(scheduled.every) for scheduled in self._evaluations[:1])
 
     async def begin(self) -> None:
-        """Evaluates the weights that the run begins, or goes on, with."""
+        """Evaluates the weights with which the run begins or is resumed."""
         step = self._fleet.version
-        if not self._recorder.progress.has_evaluated(step):  # a run may have ended before an evaluation beside it did
+        if not self._recorder.progress.has_evaluated(step):  # one beside training may have been cut off
             await self._evaluate_and_record(step, self._due(step))
 
     async def step(self, step: int) -> dict[str, float]:
-        """Returns the metrics of the weights of a step; none yet of evaluations that run beside training."""
+        """Evaluates the weights of a step. Returns the metrics, without those of evaluations beside training."""
         return await self._evaluate(step, self._due(step))
 
     async def end(self, *, early: bool) -> None:
-        """Waits for the last figures. early: the run ends before its last step, so that all are due now."""
+        """Waits for the last figures. early: the run ends before its last step, so all are due now."""
         if early:
             step = self._fleet.version
             due = self._due(step)
@@ -75,7 +75,7 @@ class EvaluationSchedule:
         return [scheduled for scheduled in self._evaluations if scheduled.is_due(step, self._last)]
 
     async def _evaluate_and_record(self, step: int, due: Sequence[ScheduledEvaluation]) -> None:
-        """Writes the figures in a row of their own."""
+        """Evaluates, and writes the figures in a row of their own."""
         if metrics := await self._evaluate(step, due):
             self._recorder.step(step, {**metrics, "time/train_total_s": self._recorder.progress.train_s})
 

@@ -1,4 +1,4 @@
-"""What ends a run with one line for the user."""
+"""The errors that end a run with one line for the user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BudgetTooSmall(ValueError):
     """No prompt leaves room for an answer."""
 
 
-# Everything else is a bug, perhaps in a stage or a reward of the recipe's: `engine.console.failure` shows the user's
+# Every other error is a bug, perhaps in a stage or a reward of the recipe's: `engine.console.failure` shows the user's
 # own lines of it.
 EXPECTED = (
     BudgetTooSmall,

@@ -1,4 +1,4 @@
-"""The learner of a run: how its processes are started, and how replicas and learner come to the same weights."""
+"""Starts the learner of a run, and brings replicas and learner to the same weights."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def canary_of(chat: ChatTemplate, max_tokens: int) -> list[list[int]]:
 
 def process_of(config: TrainingConfig) -> LearnerProcessConfig:
     """Returns how the learner's ranks are started on this machine."""
-    made = LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
+    process = LearnerProcessConfig(module=config.learner_module, step_deadline_s=config.step_deadline_s)
     if config.start_deadline_s is not None:
-        made = dataclasses.replace(made, start_deadline_s=config.start_deadline_s)
-    return config.devices.learner(made)
+        process = dataclasses.replace(process, start_deadline_s=config.start_deadline_s)
+    return config.devices.learner(process)
 
 
 async def agree_on_first_weights(

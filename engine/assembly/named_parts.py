@@ -1,4 +1,4 @@
-"""Parts of the user's that an option names, FILE.py:NAME: a reward or a tool without a recipe of its own.
+"""Loads a reward or a tool of the user's that an option names as FILE.py:NAME, so that it needs no recipe of its own.
 
     reward = load_reward("my.py:score")
     tools = [load_tool(place) for place in ("my.py:lookup", "my.py:convert")]
@@ -24,12 +24,12 @@ from engine.tools.function_tool import as_tools
 
 
 def load_reward(place: str, option: str = "reward") -> Reward | GroupReward:
-    """A function of a trajectory, `def` or `async def`, or an object that is called with one."""
+    """Loads a function of a trajectory, `def` or `async def`, or an object that is called with one."""
     return _load(place, option, "def score(trajectory) -> float", _as_reward)
 
 
 def load_tool(place: str, option: str = "tools") -> Tool | StatefulTool:
-    """A typed function with a docstring, or a tool object."""
+    """Loads a typed function with a docstring, or a tool object."""
     return _load(place, option, "def lookup(word: str) -> str", _as_tool)
 
 
@@ -44,7 +44,7 @@ def _as_tool(part: Any) -> Any:
     return tool
 
 
-def _load(place: str, option: str, example: str, made: Callable[[Any], Any]) -> Any:
+def _load(place: str, option: str, example: str, convert: Callable[[Any], Any]) -> Any:
     path, _, name = place.rpartition(":") if not place.endswith(".py") else (place, "", "")
     if not path.endswith(".py") or not Path(path).is_file():
         raise BadInput(f"{option}={place}: there is no Python file {path or place!r}. Fix: {option}=FILE.py:NAME")
@@ -54,12 +54,12 @@ def _load(place: str, option: str, example: str, made: Callable[[Any], Any]) -> 
         raise BadInput(f"{option}={place}: {path}{_line(path, error)}: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         names = _functions(module)
-        what = f"{path} has no {name!r}" if name else "no function is named"
-        there = f"{path} has {', '.join(names)}" if names else f"{path} has no function"
+        fault = f"{path} has no {name!r}" if name else "no function is named"
+        contents = f"{path} has {', '.join(names)}" if names else f"{path} has no function"
         fix = f"{option}={path}:{names[0]}" if names else f"{example} in {path}"
-        raise BadInput(f"{option}={place}: {what}; {there}. Fix: {fix}")
+        raise BadInput(f"{option}={place}: {fault}; {contents}. Fix: {fix}")
     try:
-        return made(getattr(module, name))
+        return convert(getattr(module, name))
     except ValueError as error:
         raise BadInput(f"{option}={place}: {error}") from error
 

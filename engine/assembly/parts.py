@@ -1,6 +1,6 @@
-"""Replicas, their chat template and a sandbox: the parts that trajectories are made with, beside a learner or without.
+"""The parts that make trajectories, with a learner or without: replicas, their chat template and a sandbox.
 
-Invariant: all parts end on the way out, the last one first, however it is left.
+Invariant: all parts end when `started` is left, however it is left, the last one first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sandbox import Sandbox, SandboxConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What `serving` yields, and what a training run stands on."""
+    """The parts that `serving` yields, and that a training run is built on."""
 
     rollout: RolloutConfig
     """The largest budget of a trajectory."""
@@ -34,14 +34,15 @@ class Parts:
 
     @property
     def sandbox(self) -> Sandbox:
-        """Raises ValueError where the configuration has none."""
+        """The sandbox. Raises ValueError if the configuration has none."""
         if self.sandbox_if_any is None:
             raise ValueError("sandbox must be set in the configuration to run programs, got None")
         return self.sandbox_if_any
 
     def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:
-        """Returns what makes trajectories on the replicas with these tools; `Rollouts.with_config` gives them another
-        budget. A typed function is a tool too: the model is shown its name, docstring and parameters.
+        """Returns rollouts on the replicas with these tools; `Rollouts.with_config` gives them another budget.
+
+        A typed function is a tool too: the model is shown its name, docstring and parameters.
         """
         check_tools(tools)
         return Rollouts(self.rollout, self.chat, self.fleet, tools, self.timeline, self.seed)
@@ -58,7 +59,7 @@ async def started(
     sandbox: SandboxConfig | None,
     reached: Callable[[str], None] = lambda part: None,
 ) -> AsyncIterator[Parts]:
-    """Starts the sandbox and all replicas. reached: called with the name of each part once it is up.
+    """Starts the sandbox and all replicas. reached: is called with the name of each part once it is up.
 
     Raises SandboxUnavailable or ReplicaDied when a part cannot start.
     """

@@ -1,4 +1,4 @@
-"""Replicas and a sandbox without a learner: to evaluate a checkpoint, or to filter data with it.
+"""Starts replicas and a sandbox without a learner, to evaluate a checkpoint or to filter data with it.
 
 async with serving(config) as served:
     rollouts = served.rollouts([PythonTool(served.sandbox)])
@@ -23,7 +23,7 @@ from engine.telemetry.timeline import Timeline
 
 @asynccontextmanager
 async def serving(config: ServingConfig, *, chat: ChatTemplate | None = None) -> AsyncIterator[Parts]:
-    """Starts the sandbox and all replicas. chat: in place of the checkpoint's, which then needs no tokenizer.
+    """Starts the sandbox and all replicas. chat: replaces that of the checkpoint, which then needs no tokenizer.
 
     Raises TemplateError, SandboxUnavailable or ReplicaDied when a part cannot start.
     """

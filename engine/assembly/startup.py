@@ -1,4 +1,4 @@
-"""How long a run takes to start, part by part."""
+"""Measures how long a run takes to start, part by part."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Startup:
         self._until: dict[str, float] = {}
 
     def reached(self, part: str) -> None:
-        """Counts the first time only."""
+        """Notes that a part is up; only the first time counts."""
         self._until.setdefault(part, seconds_since_start())
 
     @property
     def first_step_s(self) -> float | None:
-        """None where no step was trained: all were trained before."""
+        """None if no step was trained, as all were trained before."""
         return self._until.get("first step")
 
     @property
@@ -29,7 +29,7 @@ class Startup:
 
 
 def durations(reached: Mapping[str, float]) -> dict[str, float]:
-    """Returns what each part took, given when each was up.
+    """Returns how long each part took, given when each was up.
 
     >>> durations({"imports": 2.0, "engines": 5.5})
     {'imports': 2.0, 'engines': 3.5}

@@ -1,4 +1,4 @@
-"""What a recipe is opened with: learner, replicas, sandbox and journal, started at once and restored where a run was.
+"""Opens the parts of a run: learner, replicas, sandbox and journal, restored if the run was interrupted.
 
     async with training(config, run) as job:
         rollouts = job.rollouts([PythonTool(job.sandbox)])
@@ -16,8 +16,8 @@
 Invariants
 - The recipe is the list of stages. The parts are plain attributes that it may use or replace; each method is a few
   lines over a public function or class, which a recipe that outgrows the method calls itself.
-- A run that was interrupted goes on by being opened again: leases, journal, learner state and metrics are restored
-  here, and the recipe does nothing for it.
+- An interrupted run is resumed by opening it again: leases, journal, learner state and metrics are restored here, and
+  the recipe does nothing for it.
 - Replicas and learner agree on the first weights before anything is sampled.
 """
 
@@ -96,41 +96,39 @@ EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 class Role(Protocol):
-    """What differs where other machines take part: `Alone` runs on one machine, `engine.programs.roles.Leads` leads
-    others.
-    """
+    """The role of this machine in a run: `Alone` has the run to itself, `engine.programs.roles.Leads` leads others."""
 
     def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
-        """How the learner is started."""
+        """Returns how the learner is started."""
 
     def beside(self, job: Training) -> AbstractAsyncContextManager[object]:
-        """What runs from when the parts are up until they end."""
+        """Returns a context that is open as long as the parts are."""
 
     def groups(self, here: GroupMaker) -> MakeGroup | None:
-        """Who makes the groups that the stages ask for. None: `here` does, on the replicas of this machine."""
+        """Returns what makes the groups that the stages ask for. None: `here`, on this machine's replicas."""
 
     def published(self, weights: PublishedWeights) -> None:
-        """The learner has new weights."""
+        """Is told of new weights of the learner."""
 
     def trained(self) -> Mapping[str, float]:
-        """The weights of a step are live on the replicas here. Returns further metrics of the step."""
+        """Is told that a step's weights are live on the replicas here. Returns further metrics of the step."""
 
     def tokens(self) -> int:
-        """Tokens sampled elsewhere so far."""
+        """Returns the number of tokens sampled elsewhere so far."""
 
     async def ended(self) -> None:
-        """The run has written its summary."""
+        """Is told that the run has written its summary."""
 
 
-# Makes a fleet of so many replicas. pinned: each has a core of its own, where there are enough.
+# Makes a fleet of so many replicas. Its last argument: each has a core of its own, if there are enough.
 MakeFleet = Callable[[int, Timeline, bool], Fleet]
 
-# What a machine without a learner does with the parts in place of the stages. Returns what `train` returns.
+# Takes the place of the stages on a machine without a learner. Returns what `train` returns.
 Work = Callable[["Training"], Coroutine[Any, Any, dict[str, Any]]]
 
 
 class Alone:
-    """The run is this machine's alone."""
+    """The role of a machine that has the run to itself."""
 
     def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
         return config
@@ -190,8 +188,8 @@ class Training:
             max_staleness=config.max_staleness,
             path=run.path / "curriculum.jsonl",
         )
-        self.host = HostMeter(say=self._loop_stands, end=lambda: os._exit(1), silence_s=1.5 * config.step_deadline_s)
-        self.stats: Callable[[], list[StageStats]] = list  # of the pipeline, once there is one
+        self.host = HostMeter(say=self._report_blocked, end=lambda: os._exit(1), silence_s=1.5 * config.step_deadline_s)
+        self.stats: Callable[[], list[StageStats]] = list  # the pipeline's, once there is one
         self.maker: GroupMaker | None = None  # the recipe's rollouts and reward, once its stages are listed
         self.nothing_left: NothingLeft | str | None = None  # set when the run ends before its last step
         self._parts, self._make_fleet, self._stack, self._startup = parts, make_fleet, stack, startup
@@ -206,22 +204,22 @@ class Training:
 
     @property
     def sandbox(self) -> Sandbox:
-        """Raises ValueError where the configuration has none."""
+        """The sandbox. Raises ValueError if the configuration has none."""
         return self._parts.sandbox
 
     def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:
-        """Returns what makes trajectories on the run's replicas with these tools (`Parts.rollouts`)."""
-        made = self._parts.rollouts(tools)
-        self._rollouts.append(made)
-        return made
+        """Returns rollouts on the run's replicas with these tools (`Parts.rollouts`)."""
+        rollouts = self._parts.rollouts(tools)
+        self._rollouts.append(rollouts)
+        return rollouts
 
     async def agents(
         self, agent: Agent, *, at_once: int | None = None, host: str = "127.0.0.1", token: str = ""
     ) -> AgentRollouts:
-        """Trajectories that an agent of its own makes with the run's replicas, through a gateway on this machine.
+        """Returns rollouts that an agent of yours makes with the run's replicas, through a gateway on this machine.
 
         at_once: agents that run at once; None: 64 programs (`Command`), any number of coroutines. host: this machine's
-        address for agents in containers or on other machines, which then need a token; it is the key of their endpoint.
+        address for agents in containers or on other machines, which then need a token; it is their endpoint's API key.
         """
         if host in EVERY_ADDRESS:
             raise ValueError(f"host must be the address at which agents reach this machine, got {host!r}")
@@ -232,7 +230,7 @@ class Training:
             server = serve(gateway, ServerConfig(model=model, address=Address(host=host, token=token)))
             self._gateways[host, token] = gateway, await self._stack.enter_async_context(server)
         gateway, address = self._gateways[host, token]
-        made = AgentRollouts(
+        rollouts = AgentRollouts(
             agent,
             self.config.rollout,
             gateway,
@@ -242,8 +240,8 @@ class Training:
             token=token,
             at_once=PROGRAMS if at_once is None and isinstance(agent, Command) else at_once,
         )
-        self._rollouts.append(made)
-        return made
+        self._rollouts.append(rollouts)
+        return rollouts
 
     async def evaluation(
         self,
@@ -256,8 +254,8 @@ class Training:
         samples: int = 1,
         replicas: int = 0,
     ) -> ScheduledEvaluation:
-        """An evaluation on held-out prompts, for `train`. replicas: of its own, beside training; 0: the training
-        replicas run it between steps. Raises BudgetTooSmall when no prompt leaves room for an answer.
+        """Returns an evaluation on held-out prompts, for `train`. replicas: its own, beside training; 0: the training
+        replicas run it between steps. Raises BudgetTooSmall if no prompt leaves room for an answer.
         """
         require("every", every, at_least(1))
         wiring.check_held_out(prompts, self.note)
@@ -272,24 +270,27 @@ class Training:
             return ScheduledEvaluation(evaluation=evaluation, every=every)
         if isinstance(rollouts, AgentRollouts):
             raise ValueError("replicas must be 0 for rollouts of agents, which the training replicas evaluate")
-        timeline = Timeline()  # not written: its replicas have the same numbers as those that train
+        timeline = Timeline()  # not recorded: its replicas are numbered as those that train
         fleet = await self._stack.enter_async_context(self._make_fleet(replicas, timeline, False))
-        apart = rollouts.on(fleet, timeline)
-        self._rollouts.append(apart)
-        evaluation = Evaluation(prompts, samples, apart, reward, estimate, timeline, grade_deadline_s=deadline_s)
+        own_rollouts = rollouts.on(fleet, timeline)
+        self._rollouts.append(own_rollouts)
+        evaluation = Evaluation(prompts, samples, own_rollouts, reward, estimate, timeline, grade_deadline_s=deadline_s)
         evaluator = Evaluator(evaluation, fleet, self.recorder.background_evaluation, self.workspace)
         await self._stack.enter_async_context(evaluator)
         return ScheduledEvaluation(evaluation=evaluation, every=every, evaluator=evaluator)
 
     def admit(self, prompts: Iterator[Prompt]) -> Stage:
-        """prompts: the stream from its start; what a resumed run has drawn of it is passed over."""
+        """Returns the stage that admits prompts. prompts: the whole stream; a resumed run skips what it drew of it."""
         wiring.check_stream(prompts)
         self._prompts = wiring.checked(self.journal.after(prompts), self.journal.position, self.note)
         waiting = partial(self.timeline.idle_cause, "lease")
         return Stage(name="admit", run=admit(self._prompts, self.leases, self.config.steps, self.journal, waiting))
 
     def group(self, rollouts: RolloutSource, reward: Reward | GroupReward, select: Callable[[Group], Group]) -> Stage:
-        """A group of graded trajectories per prompt, and what is trained of it. The prompts of `admit` refill it."""
+        """Returns the stage that makes a graded group per prompt, and selects what is trained.
+
+        A group that is given up is replaced by one of the next prompt of `admit`.
+        """
         wiring.check_rollouts(rollouts)
         wiring.check_reward(reward)
         wiring.check_select(select)
@@ -304,11 +305,11 @@ class Training:
         return Stage(name="groups", run=run, workers=workers, takes=AdmittedPrompt)
 
     def _refills(self) -> Iterator[Prompt]:
-        """The prompts of `admit`, which may be called later."""
+        """Yields the prompts of `admit`, which may be called later."""
         yield from self._prompts
 
     def batch(self) -> Stage:
-        """The groups of a step, together."""
+        """Returns the stage that puts the groups of a step together."""
         return Stage(name="batch", run=batch_groups(self.leases), takes=Group, collects=True)
 
     def train(
@@ -318,15 +319,15 @@ class Training:
         evaluations: Sequence[ScheduledEvaluation] = (),
         enough: Callable[[Sequence[Mapping[str, float]]], str | None] = lambda steps: None,
     ) -> Stage:
-        """The learner, the new weights on all replicas, and the evaluations that are due under them.
+        """Returns the stage that trains, brings the new weights to all replicas, and runs the evaluations that are due.
 
-        enough: called with the rows of all steps so far; a reason to end the run here, None to go on.
+        enough: is called with the rows of all steps so far; it returns a reason to end the run there, or None.
         """
         wiring.check_make_batch(make_batch)
         wiring.check_evaluations(evaluations, ScheduledEvaluation)
         wiring.check_enough(enough)
         if self.work is not None:
-            return Stage(name="learn", run=_elsewhere)
+            return Stage(name="learn", run=_learns_elsewhere)
         assert self.learner is not None
         self._schedule = self._scheduled(evaluations)
         self._train = TrainStage(
@@ -346,13 +347,13 @@ class Training:
             enough=lambda: enough(self.steps()),
             recording=self.recording,
             explain=self._explain_choices,
-            made=self._made,
+            made=self._record_failures,
             published=self.role.published,
         )
         return Stage(name="learn", run=self._train, takes=list)
 
     def check_has_run(self) -> None:
-        """Raises BadInput where a recipe made the stage that trains, and ends without running it."""
+        """Raises BadInput if a recipe made the stage that trains, and ends without running it."""
         if self._train is not None and not self._has_run:
             raise BadInput("the recipe ended without running its stages. Fix: return await job.run([...])")
 
@@ -378,7 +379,7 @@ class Training:
                     watching.cancel()
                     following.cancel()
                     metering.cancel()
-            except BaseExceptionGroup as failures:  # the caller waits for the error of a part as it is
+            except BaseExceptionGroup as failures:  # callers expect the error of a part itself
                 raise first_error(failures) from failures
         summary = self._summary()
         command = shlex.join([sys.executable, *sys.argv])
@@ -388,7 +389,7 @@ class Training:
             await self.recording.flush()
         self.recorder.draw()
         check_graded(self.recorder.progress.steps)
-        self.run_folder.json("summary.json", summary)  # the last file: what has it is not resumed
+        self.run_folder.json("summary.json", summary)  # written last: a run that has it is over
         diagnosis = self.recorder.diagnosis()
         print_report(self.console, self.run_folder.path, summary, self.recorder.progress, diagnosis)
         if self.nothing_left:
@@ -415,11 +416,11 @@ class Training:
         """Returns what the selection says of its choices, for each trajectory; nothing if it has no `explain`."""
         return [{}] * len(group.trajectories) if self._explain is None else self._explain(group)
 
-    def _made(self, step: int, groups: Sequence[Group]) -> None:
+    def _record_failures(self, step: int, groups: Sequence[Group]) -> None:
         self.recorder.failed(f"step {step}", [member for group in groups for member in group.trajectories])
 
     async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
-        """The weights of a step are live: evaluates them when it is time, and writes the step's numbers down."""
+        """Evaluates the weights of a step, which are live, if that is due, and records the step's metrics."""
         self._startup.reached("first step")
         metrics = {**metrics, **self.role.trained()}
         self.recorder.step(step, metrics | await self._schedule.step(step))
@@ -429,8 +430,8 @@ class Training:
             evaluations, self.fleet, self.recorder, last=self.config.steps, phase=lambda text: self._phase(text)
         )
 
-    def _loop_stands(self, line: str) -> None:
-        """Says that the loop stands still. It runs in a thread, since the loop cannot say it."""
+    def _report_blocked(self, line: str) -> None:
+        """Reports that the loop stands still. A thread calls it, since the loop cannot."""
         self.run_folder.note(line)
         os.write(2, f"{line}\n".encode())
 
@@ -482,8 +483,8 @@ async def training(
     """Starts learner, replicas and sandbox, agrees on the first weights, and restores what the run's folder holds.
 
     make_balancer: the placement of each fleet (`KvAware` without moves by default). sinks: get the metrics too, and are
-    closed at the end. Timeline and plot are written also
-    when the run is interrupted. Raises one of EXPECTED when a part cannot start.
+    closed at the end. Timeline and plot are written even if the run is interrupted. Raises one of EXPECTED if a part
+    cannot start.
     """
     wiring.require(
         config,
@@ -510,13 +511,13 @@ async def opened(
     role: Role | None = None,
     work: Work | None = None,
 ) -> AsyncIterator[Training]:
-    """Starts the parts of a run; they end on the way out, the last one first. work: takes the place of the stages, and
-    then there is neither a learner nor a record.
+    """Starts the parts of a run, which end when it is left, the last one first. work: takes the place of the stages;
+    there is then neither a learner nor a record.
     """
     role, startup = role or Alone(), Startup()
     startup.reached("imports")
     prepare_environment()
-    gc.set_threshold(50_000, 20, 1_000_000)  # vLLM's import makes objects by the million
+    gc.set_threshold(50_000, 20, 1_000_000)  # importing vLLM makes a million objects
     note = note or Notes(run=run, console=console, timeline=Timeline())
     state = RunState.open(run, config.prompts_per_step)
     recorder = RunRecorder(run, state, note.timeline, title=config.title, sinks=sinks)
@@ -577,7 +578,7 @@ async def _start(
             )
         )
     canary = canary_of(chat, config.rollout.max_tokens)
-    # A request that moves goes on under another seed, so that by default nothing moves.
+    # A moved request continues under another seed, so nothing moves by default.
     balancer = make_balancer or partial(KvAware, config.rollout.max_tokens, moves=0)
 
     def make_fleet(replicas: int, timeline: Timeline, pinned: bool) -> Fleet:
@@ -597,7 +598,7 @@ async def _start(
     if learner is not None:
         await agree_on_first_weights(learner, parts.fleet, config, state, canary=canary, weights_dir=folder)
         startup.reached("learner")
-    # A full collection walks the million objects that vLLM and torch brought along: the loop stood for 0.3 s.
+    # A full collection would walk the million objects of vLLM and torch, and block the loop for 0.3 s.
     gc.freeze()
     job = Training(
         config,
@@ -630,7 +631,7 @@ def fleet_of(
     note: Callable[[str], None],
     pinned: bool,
 ) -> Fleet:
-    """Returns a fleet of a run's replicas. pinned: each replica has a core of its own, where there are enough."""
+    """Returns a fleet of a run's replicas. pinned: each replica has a core of its own, if there are enough."""
     settings = config.replicas_config
 
     def make(index: int, core: int | None, on_step: Callable[[int, KvSample], None]) -> Replica:
@@ -646,5 +647,5 @@ def fleet_of(
     return Fleet(fleet, make, balancer, timeline, canary, note)
 
 
-async def _elsewhere(inbox: Inbox, outbox: Outbox) -> None:
+async def _learns_elsewhere(inbox: Inbox, outbox: Outbox) -> None:
     raise AssertionError("the learner runs on another machine")

@@ -1,7 +1,7 @@
-"""What a recipe hands to the engine, checked when it is handed over: what was given, what is wanted, what to write.
+"""Checks what a recipe hands to the engine at once, and says what was given, what is wanted, and what to write.
 
-Each check raises BadInput. Without it the same slip is an AttributeError somewhere else, minutes later, or a run that
-ends at once and looks well.
+Each check raises BadInput. Without it the same mistake would be an AttributeError somewhere else, minutes later, or a
+run that ends at once and looks well.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ORDER = {
     "learn": "train(make_batch)",
 }
 
-REMEMBERED = 100_000  # ids of prompts; one that comes again later meets other weights
+REMEMBERED = 100_000  # prompt ids; one that comes again after more than these meets other weights
 
 
 def name_of(value: Any) -> str:
-    """What was given, for a message.
+    """Describes a value for a message.
 
     >>> name_of(int), name_of(len), name_of([1]), name_of(None)
     ('the class int', 'the function len', 'a list', 'None')
@@ -48,20 +48,20 @@ def name_of(value: Any) -> str:
 
 
 def require(given: Any, wanted: bool, what: str, fix: str) -> None:
-    """what: "the reward must be a function of a trajectory", say."""
+    """Raises BadInput unless `wanted`. what: such as "the reward must be a function of a trajectory"."""
     if not wanted:
         raise BadInput(f"{what}, got {name_of(given)}. Fix: {fix}")
 
 
 def takes(function: Any, *arguments: str) -> bool:
-    """Whether it can be called with so many arguments. A class cannot: it is its instances that are called."""
+    """Returns whether it can be called with these arguments. A class cannot, as its instances are called instead."""
     if not callable(function) or isinstance(function, type):
         return False
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
         return False
-    except ValueError:  # of C, without a signature
+    except ValueError:  # a function in C, without a signature
         return True
     return True
 
@@ -75,7 +75,6 @@ def is_async(function: Any) -> bool:
 
 
 def check_recipe(recipe: Any) -> None:
-    """What `main` is called with."""
     fix = "recipe = Recipe(config=Config, train=train), with a dataclass Config and async def train(config, run)"
     require(recipe, isinstance(recipe, Recipe), "main must be given a recipe", fix)
     config, train = recipe.config, recipe.train
@@ -86,12 +85,12 @@ def check_recipe(recipe: Any) -> None:
         fix,
     )
     if "steps" not in {field.name for field in dataclasses.fields(config)}:
-        raise BadInput(f"{config.__name__} has no field steps. Fix: steps: int, or int | None where it is found out")
+        raise BadInput(f"{config.__name__} has no field steps. Fix: steps: int, or int | None if it is found out")
     require(train, is_async(train) and takes(train, "config", "run"), "train must be async and take (config, run)", fix)
 
 
 def check_tools(tools: Any) -> None:
-    """Tools that a model may call: with a name, and a call or an `open`."""
+    """Checks tools that a model may call: each has a name, and can be called or opened."""
     require(tools, isinstance(tools, list | tuple), "tools must be a list", "job.rollouts([tool])")
     for tool in tools:
         if inspect.isroutine(tool):  # shown by its name and signature
@@ -102,17 +101,16 @@ def check_tools(tools: Any) -> None:
         name = getattr(tool, "name", None)
         if not isinstance(name, str) or not name:
             raise BadInput(
-                f"{what}; of {name_of(tool)} the name is {name!r}. "
-                "Fix: the attribute `name`, by which the model calls it"
+                f"{what}; {name_of(tool)} has the name {name!r}. Fix: the attribute `name`, by which the model calls it"
             )
         if callable(tool) and not takes(tool, "arguments"):
             raise BadInput(f"{what}; {name_of(tool)} does not take one argument. Fix: __call__(self, arguments)")
 
 
 def check_rollouts(rollouts: Any) -> None:
-    made = all(hasattr(rollouts, name) for name in ("run", "tokens_sampled"))
+    fits = all(hasattr(rollouts, name) for name in ("run", "tokens_sampled"))
     fix = "job.rollouts([tool]), or await job.agents(agent)"
-    require(rollouts, made and not isinstance(rollouts, type), "rollouts must be what job.rollouts gives", fix)
+    require(rollouts, fits and not isinstance(rollouts, type), "rollouts must be what job.rollouts gives", fix)
 
 
 def check_reward(reward: Any) -> None:
@@ -152,13 +150,13 @@ def check_enough(enough: Any) -> None:
 def check_sinks(sinks: Any) -> None:
     require(sinks, isinstance(sinks, list | tuple), "sinks must be a list", "sinks=[sink]")
     for sink in sinks:
-        made = hasattr(sink, "step") and hasattr(sink, "close") and not isinstance(sink, type)
-        made = made and not is_async(sink.step) and not is_async(sink.close)
-        require(sink, made, "a sink must be an object with step(step, metrics) and close(), not async", "make one")
+        fits = hasattr(sink, "step") and hasattr(sink, "close") and not isinstance(sink, type)
+        fits = fits and not is_async(sink.step) and not is_async(sink.close)
+        require(sink, fits, "a sink must be an object with step(step, metrics) and close(), not async", "make one")
 
 
 def check_evaluations(evaluations: Any, kind: type) -> None:
-    """kind: of an evaluation that is scheduled."""
+    """Checks evaluations. kind: the class of a scheduled one."""
     if inspect.iscoroutine(evaluations) or isinstance(evaluations, kind):
         require(evaluations, False, "evaluations must be a list", "evaluations=[await job.evaluation(...)]")
     require(
@@ -168,11 +166,11 @@ def check_evaluations(evaluations: Any, kind: type) -> None:
         fix = "evaluation = await job.evaluation(...), and evaluations=[evaluation]"
         require(each, isinstance(each, kind), "evaluations must be what job.evaluation gives", fix)
     if len({id(each) for each in evaluations}) < len(evaluations):
-        raise BadInput("evaluations must be different ones, got one of them twice. Fix: list it once")
+        raise BadInput("evaluations must differ, got one of them twice. Fix: list it once")
 
 
 def check_held_out(prompts: Any, note: Callable[[str], None]) -> None:
-    """Those of an evaluation, which are asked again and again. An id that several have is told to `note`."""
+    """Checks the prompts of an evaluation. An id that several have is told to `note`."""
     fix = "list(read_prompts(path, limit=100)), or another list of Prompt"
     require(prompts, isinstance(prompts, list | tuple), "held-out prompts must be a list", fix)
     if not prompts:
@@ -180,10 +178,10 @@ def check_held_out(prompts: Any, note: Callable[[str], None]) -> None:
     for prompt in prompts:
         require(prompt, isinstance(prompt, Prompt), "held-out prompts must be of the type Prompt", fix)
         _check_messages(prompt)
-    [(most, times)] = Counter(prompt.id for prompt in prompts).most_common(1)
+    [(commonest, times)] = Counter(prompt.id for prompt in prompts).most_common(1)
     if times > 1:
         note(
-            f"the id {most!r} is that of {times} held-out prompts, whose rollouts have the same seeds and may be the "
+            f"{times} held-out prompts have the id {commonest!r}; their rollouts have the same seeds and may be the "
             "same. Fix: give each prompt an id of its own"
         )
 
@@ -195,15 +193,15 @@ def check_stream(prompts: Any) -> None:
 
 
 def checked(prompts: Iterator[Any], first: int, note: Callable[[str], None]) -> Iterator[Prompt]:
-    """The stream as it is. first: how many prompts were drawn before. Raises BadInput for what is no prompt; an id that
-    comes again is told to `note`, once.
+    """Yields the stream as it is. first: how many prompts were drawn before. Raises BadInput for what is not a Prompt.
+    The first id that comes again is told to `note`.
 
     Rollouts of one id have the same seeds: under the same weights they are the same rollouts, trained twice.
     """
     seen, repeats = dict[str, int](), False
     for number, prompt in enumerate(prompts, first + 1):
         fix = "Prompt(id=..., messages=..., answer=...) of engine.types"
-        require(prompt, isinstance(prompt, Prompt), f"the stream of prompts gave no Prompt (number {number})", fix)
+        require(prompt, isinstance(prompt, Prompt), f"the stream of prompts must give Prompts (number {number})", fix)
         _check_messages(prompt)
         if prompt.id in seen and not repeats:
             repeats = True
@@ -230,7 +228,7 @@ def _check_messages(prompt: Prompt) -> None:
 
 
 def check_stages(stages: Any) -> None:
-    """What `job.run` is given."""
+    """Checks what `job.run` is given."""
     what = "job.run must be given a list of stages"
     require(stages, isinstance(stages, list | tuple), what, "job.run([job.admit(prompts), ...])")
     for number, stage in enumerate(stages, 1):
@@ -239,7 +237,7 @@ def check_stages(stages: Any) -> None:
 
 
 def _check_stage(number: int, stage: Any) -> None:
-    name = getattr(stage, "__name__", "mine")
+    name = getattr(stage, "__name__", "my_stage")
     fix = (
         f"Stage(name={name!r}, run={name})"
         if callable(stage)
@@ -260,7 +258,7 @@ def _check_order(names: Sequence[str]) -> None:
         calls = ", ".join(f"job.{ORDER[name]}" for name in wanted)
         raise BadInput(f"the stages must stand in the order {', '.join(wanted)}, got {', '.join(made)}. Fix: [{calls}]")
     missing = [] if names and names[0] not in ORDER else [name for name in ("admit",) if name not in made]
-    if len(made) == len(names):  # nothing of the recipe's own could be in their place
+    if len(made) == len(names):  # the recipe has no stage of its own in their place
         missing = [name for name in ORDER if name not in made]
     if missing:
         calls = " and ".join(f"job.{ORDER[name]}" for name in missing)
