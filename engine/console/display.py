@@ -1,4 +1,4 @@
-"""The live view of a run on a terminal, and one line per step where there is none.
+"""Shows a run: a live view on a terminal, and a line per step elsewhere.
 
 Invariant: drawing costs the event loop at most a few milliseconds a second; it never blocks on the terminal's reader.
 """
@@ -22,13 +22,13 @@ from engine.telemetry.metrics import is_step
 from sandbox.printable import printable
 
 _TICK_S = 0.25
-SOLVED_SHARE, SOLVED_STEPS = 0.8, 3  # more than this share of the groups, in so many steps in a row
+SOLVED_SHARE, SOLVED_STEPS = 0.8, 3  # the hint comes after so many steps in a row above this share of the groups
 _HINT = "nearly all groups solved: harder prompts or stop_flat_after save time"
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def spark(values: list[float], width: int = 40) -> str:
-    """The last `width` values of 0..1 as a line of bars.
+    """Returns the last `width` values, each from 0 to 1, as a line of bars.
 
     >>> spark([0.0, 0.5, 1.0])
     '▁▅█'
@@ -39,8 +39,8 @@ def spark(values: list[float], width: int = 40) -> str:
 class Display:
     """`with Display(...) as display`, `tick` as a task, then `phase` and `step` as the run goes on.
 
-    What is in use of each replica's KV cache is read from the fleet at each tick.
-    lags_s collects how late the event loop served each tick; on_lag is told of each.
+    Each tick reads from the fleet how much of each replica's KV cache is in use. lags_s: how late the event loop served
+    each tick. on_lag: is told of each.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Display:
         self._metrics: dict[str, float] = {}
         self._limit = ""
         self._failed = ""
-        self._solved_steps = 0  # in a row, in which nearly nothing was left to learn
+        self._solved_steps = 0  # steps in a row in which nearly nothing was left to learn
         self._rewards: list[float] = []
         self._errors: list[float] = []
         self._progress = Progress(
@@ -74,7 +74,7 @@ class Display:
             TimeRemainingColumn(),
         )
         self._bar = self._progress.add_task(self._phase, total=steps)
-        live = console.is_terminal and not console.is_dumb_terminal  # a dumb one shows a live view at its end only
+        live = console.is_terminal and not console.is_dumb_terminal  # a dumb terminal shows it only at the end
         self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
     def __enter__(self) -> Self:
@@ -108,12 +108,12 @@ class Display:
             self._console.print(text, style="dim")
 
     def step(self, step: int, metrics: Mapping[str, float], *, silent: bool = False, failed: str = "") -> None:
-        """silent: no line of its own (a step of a run that is resumed). failed: what failed by our fault, as a line."""
+        """Shows the metrics of a step. silent: prints no line. failed: a line about what failed by our fault."""
         self._failed = failed
         if is_step(metrics):
             self._metrics = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
-            mostly = metrics.get("groups/solved", 0) > SOLVED_SHARE * metrics.get("groups/all", 0)
-            self._solved_steps = self._solved_steps + 1 if mostly else 0
+            nearly_all = metrics.get("groups/solved", 0) > SOLVED_SHARE * metrics.get("groups/all", 0)
+            self._solved_steps = self._solved_steps + 1 if nearly_all else 0
             if "reward" in metrics:
                 self._rewards.append(metrics["reward"])
                 self._errors.append(metrics["tools/error_share_correct"])
@@ -127,7 +127,7 @@ class Display:
                 self._console.print(_HINT, style="dim", soft_wrap=True)
 
     def limit(self, sentence: str) -> None:
-        """What limits the run, which only a live view shows."""
+        """Sets the sentence that says what limits the run; only a live view shows it."""
         self._limit = sentence
 
     def _view(self) -> Panel:
@@ -176,7 +176,7 @@ def _groups(m: Mapping[str, float]) -> str:
 
 
 def _rates(m: Mapping[str, float]) -> str:
-    """Without the rates in a step that was begun before the run was resumed."""
+    """Returns the rates of a step; one that was begun before the run was resumed has only its goodput."""
     parts = [f"goodput {m['tokens/goodput']:.2f}"]
     if "tokens/per_s" in m:
         parts = [f"{m['tokens/per_s']:,.0f} tokens/s", f"{m['tools/calls_per_s']:,.0f} tool calls/s", *parts]
@@ -191,7 +191,7 @@ def _split(m: Mapping[str, float]) -> str:
 
 
 def _figure(m: Mapping[str, float], name: str) -> str:
-    """A dash where nothing was graded."""
+    """Returns a metric as text, a dash if nothing was graded."""
     return f"{m[name]:.3f}" if name in m else "-"
 
 

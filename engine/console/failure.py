@@ -1,7 +1,7 @@
-"""What a user is told of an exception that ended a run: what it says, where in their own code, and where the rest is.
+"""Tells a user of an exception that ended a run: its message, the lines of their own code, and where the rest is.
 
-Invariant: the message comes first, then each line of the user's code that it passed, once; the whole traceback is in a
-file.
+Invariant: the message comes first, then each line of the user's code that the exception passed, once. The whole
+traceback is in a file.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from engine.telemetry.failures import plain
 from sandbox.printable import printable
 
 LOG = "error.log"
-OURS_SHOWN = 3  # lines of ours where there is none of the user's
+OURS_SHOWN = 3  # lines of our code that are shown if there are none of the user's
 MESSAGE_LINES = 20
-FRAMES_SHOWN = 8  # at either end
+FRAMES_SHOWN = 8  # at either end of a deep recursion
 _LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _OURS = tuple(f"{Path(__file__).parents[2] / package}/" for package in ("algo", "engine", "sandbox"))
-_TYPED = ("<string>", "<stdin>")  # python -c, and a program that comes on standard input
+_TYPED = ("<string>", "<stdin>")  # `python -c`, and a program on standard input
 
 
 def shown(error: BaseException) -> str:
-    """The message, the notes of those that passed it on, the user's lines, and the same of what caused it."""
+    """Returns the message, the notes on it, and the user's lines, followed by message and lines of its causes."""
     leaf = _leaf(error)
     lines = [*_message(leaf), *_notes(error), *_frames(leaf)]
     cause, seen = leaf.__cause__ or _context(leaf), {id(leaf)}
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if not isinstance(cause, BaseExceptionGroup):  # a tree of it says no more
+        if not isinstance(cause, BaseExceptionGroup):  # a group says no more than its leaves
             first, *rest = _message(cause)
             lines += [f"caused by {first}", *rest, *_own_frames(cause)]
         cause = cause.__cause__ or _context(cause)
@@ -40,7 +40,7 @@ def shown(error: BaseException) -> str:
 
 
 def write(folder: Path, error: BaseException) -> Path | None:
-    """The whole traceback goes to a file of the run's folder. Returns None where it cannot be written."""
+    """Writes the whole traceback to a file of the run's folder. Returns its path, None if it cannot be written."""
     path = folder / LOG
     try:
         path.write_text(_whole(error), encoding="utf-8")
@@ -72,21 +72,21 @@ def _context(error: BaseException) -> BaseException | None:
 def _message(error: BaseException) -> list[str]:
     try:
         text = str(error)
-    except Exception as fault:  # an exception of the user's own
-        text = f"(its message cannot be had: {type(fault).__name__})"
+    except Exception as fault:  # an exception class of the user's
+        text = f"(its message cannot be read: {type(fault).__name__})"
     lines = (text or "(without a message)").splitlines()[:MESSAGE_LINES]
     first, *rest = [plain(line, limit=1000) for line in lines]
     return [f"{type(error).__name__}: {first}", *rest]
 
 
 def _notes(error: BaseException) -> Iterator[str]:
-    for one in {id(each): each for each in (_leaf(error), error)}.values():
-        for note in getattr(one, "__notes__", ()):
+    for noted in {id(each): each for each in (_leaf(error), error)}.values():
+        for note in getattr(noted, "__notes__", ()):
             yield f"  {plain(str(note), limit=1000)}"
 
 
 def _frames(error: BaseException) -> list[str]:
-    """Where it happened: the user's lines, or the innermost of ours."""
+    """Returns where it happened: the user's lines, or else the innermost of ours."""
     if own := _own_frames(error):
         return own
     return _lines(traceback.extract_tb(error.__traceback__)[-OURS_SHOWN:])

@@ -12,13 +12,13 @@ from sandbox.printable import printable
 
 
 def say(console: Console, line: str) -> None:
-    """Prints a line as it is, but for what a terminal would obey."""
+    """Prints a line as it is, control characters as escapes."""
     console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notes:
-    """Called with a line."""
+    """Writes each line that it is called with to all three."""
 
     run: RunFolder
     console: Console

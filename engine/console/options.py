@@ -45,10 +45,10 @@ from sandbox.printable import printable
 
 Config = TypeVar("Config")
 
-_NEAR = 0.7  # of difflib: what is less alike is no typing error
-_MOST = 2  # fields that are named where others may be meant
+_NEAR = 0.7  # similarity by difflib; less is no typing error
+_MOST = 2  # fields that a hint names
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")  # what stands before "=" in an option; a path with "=" in it has a "/" too
-_WIDTH = 100  # of what `--help` prints
+_WIDTH = 100  # columns of what `--help` prints
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +98,17 @@ def usage(*config_classes: type[Any], program: str = "", description: str | None
     of which the first paragraph is shown.
     """
     options = [option for config_class in config_classes for option in _options(config_class)]
-    places = [option for option in options if isinstance(option.note, Positional)]
-    required = [option for option in options if option.is_required and option not in places]
-    words = [program or f"python {sys.argv[0]}", *(_place(option) for option in [*places, *required])]
-    words += ["[field=value ...]"] if len(options) > len(places) + len(required) else []
-    lines = [f"usage: {' '.join(words)}", ""]
+    positionals = [option for option in options if isinstance(option.note, Positional)]
+    required = [option for option in options if option.is_required and option not in positionals]
+    line = ["usage:", program or f"python {sys.argv[0]}", *map(_form, [*positionals, *required])]
+    line += ["[field=value ...]"] if len(options) > len(positionals) + len(required) else []
+    lines = [" ".join(line), ""]
     if about := inspect.cleandoc(description or "").partition("\n\n")[0]:
         lines += [about, ""]
-    for option in places:
+    for option in positionals:
         lines += _described(option.name.upper(), option)
     for option in options:
-        lines += _described(option.name, option) if option not in places else []
+        lines += _described(option.name, option) if option not in positionals else []
     return "\n".join(lines)
 
 
@@ -137,7 +137,7 @@ def flat(config: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A field that can be set. name: with dots where it is a field of a field. default: MISSING where it has none."""
+    """A field that can be set. name: with dots for a field of a field. default: MISSING if it has none."""
 
     name: str
     kind: Any
@@ -167,7 +167,7 @@ def _options(config_class: type[Any], default: Any = None, prefix: str = "") -> 
 
 
 def _most_derived_first(config_class: type[Any]) -> list[dataclasses.Field[Any]]:
-    """Returns the fields, a class's own before those that it inherits: they are what the program is about."""
+    """Returns the fields, a class's own before those that it inherits, as the program is about its own."""
     order = list(dict.fromkeys(name for owner in config_class.__mro__ for name in _annotations(owner)))
     return sorted(fields(config_class), key=lambda item: order.index(item.name))
 
@@ -203,7 +203,7 @@ def _noted(hint: Any) -> tuple[Any, str | Positional | Rest]:
 
 
 def _notes_of(config_class: type[Any]) -> dict[str, str | Positional | Rest]:
-    """Returns what is said of each field by the most derived class that says something."""
+    """Returns each field's note, of the most derived class that has one."""
     notes: dict[str, str | Positional | Rest] = {}
     for owner in filter(is_dataclass, reversed(config_class.__mro__)):
         notes |= _docs_below(owner)
@@ -258,7 +258,7 @@ def _replace(config: Any, given: Mapping[str, Any], where: str) -> Any:
 def _given(options: Sequence[_Option], argv: Sequence[str]) -> dict[str, Any]:
     """Returns the values of argv by the whole names of their fields. Raises ValueError."""
     known = {option.name: option for option in options}
-    places = [option for option in options if isinstance(option.note, Positional)]
+    positionals = [option for option in options if isinstance(option.note, Positional)]
     rest = next((option for option in options if isinstance(option.note, Rest)), None)
     given: dict[str, Any] = {}
     for number, argument in enumerate(argv):
@@ -266,30 +266,30 @@ def _given(options: Sequence[_Option], argv: Sequence[str]) -> dict[str, Any]:
         if argument.startswith("-") and argument != "-":
             raise ValueError(_without_dashes(argument, argv[number + 1 :], known))
         if not (equals and _NAME.fullmatch(typed)):
-            _take(argument, places, known, given)
-        elif rest is not None and not _meant(typed, known):
+            _take(argument, positionals, known, given)
+        elif rest is not None and not _candidates(typed, known):
             given[rest.name] = (*given.get(rest.name, ()), argument)
         else:
             name = _resolve(typed, known)
-            if name in given:  # as where a command is repeated with another value at its end
+            if name in given:  # as when a command is repeated with another value at its end
                 print(printable(f"{name} is given twice; {name}={text} counts"), file=sys.stderr)
             given[name] = _value(known[name], text, known[name].kind)
     for option in options:
         if option.is_required and option.name not in given:
-            raise ValueError(f"{_place(option)} is missing: {option.doc or type_name(option.kind)} (--help lists all)")
+            raise ValueError(f"{_form(option)} is missing: {option.doc or type_name(option.kind)} (--help lists all)")
     return given
 
 
-def _take(text: str, places: list[_Option], known: Mapping[str, _Option], given: dict[str, Any]) -> None:
+def _take(text: str, positionals: list[_Option], known: Mapping[str, _Option], given: dict[str, Any]) -> None:
     """Gives a value without a name to the next field that takes one."""
     if text in known and not isinstance(known[text].note, Positional):
         raise ValueError(f"field {text!r} has no value; write {text}={_example(known[text])}")
-    if not places:
+    if not positionals:
         raise ValueError(f"{text!r} is no option; options are written field=value (--help lists all)")
-    if _is_many(option := places[0]):
+    if _is_many(option := positionals[0]):
         given[option.name] = (*given.get(option.name, ()), _value(option, text, typing.get_args(option.kind)[0]))
     else:
-        given[places.pop(0).name] = _value(option, text, option.kind)
+        given[positionals.pop(0).name] = _value(option, text, option.kind)
 
 
 def _value(option: _Option, text: str, kind: Any) -> Any:
@@ -305,7 +305,7 @@ def _without_dashes(argument: str, after: Sequence[str], known: Mapping[str, _Op
     """Returns an error with the right spelling of `--field value`."""
     typed, equals, text = argument.lstrip("-").partition("=")
     name = typed.replace("-", "_")
-    option = known.get((_meant(name, known) or [""])[0])
+    option = known.get((_candidates(name, known) or [""])[0])
     if not equals:
         text = _example(option) if option else "value"
         if after and text == "value" and not after[0].startswith("-"):
@@ -317,14 +317,14 @@ def _example(option: _Option) -> str:
     return "true" if option.kind is bool else "value"
 
 
-def _meant(typed: str, known: Mapping[str, _Option]) -> list[str]:
+def _candidates(typed: str, known: Mapping[str, _Option]) -> list[str]:
     """Returns the whole names that a typed one may stand for."""
     return [typed] if typed in known else [name for name in known if name.endswith(f".{typed}")]
 
 
 def _resolve(typed: str, known: Mapping[str, _Option]) -> str:
     """Returns the whole name of a field. Raises ValueError where there is none, or more than one."""
-    match _meant(typed, known):
+    match _candidates(typed, known):
         case [name]:
             return name
         case []:
@@ -334,18 +334,18 @@ def _resolve(typed: str, known: Mapping[str, _Option]) -> str:
 
 
 def _hint(typed: str, known: Mapping[str, _Option]) -> str:
-    """Says which field may be meant: the one with the nearest name, else the first whose docs have the name in them."""
+    """Says which field may be meant: the one with the nearest name, else those whose docs contain the name."""
     phrase = re.compile(rf"\b{re.escape(typed).replace('_', '[ _]')}\b", re.IGNORECASE)
-    meant = difflib.get_close_matches(typed, known, n=1, cutoff=_NEAR)
-    meant = meant or [name for name, option in known.items() if phrase.search(option.doc)]
-    return f"; {' or '.join(map(repr, meant[:_MOST]))} may be meant" if meant else ""
+    names = difflib.get_close_matches(typed, known, n=1, cutoff=_NEAR)
+    names = names or [name for name, option in known.items() if phrase.search(option.doc)]
+    return f"; {' or '.join(map(repr, names[:_MOST]))} may be meant" if names else ""
 
 
 def _is_many(option: _Option) -> bool:
     return typing.get_origin(option.kind) is tuple
 
 
-def _place(option: _Option) -> str:
+def _form(option: _Option) -> str:
     """Returns how a field stands in the usage line: RUN, RUN..., [RUN], or field=value."""
     if not isinstance(option.note, Positional):
         return f"{option.name}=value"

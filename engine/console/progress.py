@@ -1,4 +1,4 @@
-"""A progress bar that is a line for each tenth where nobody sees a bar: in a file, in a job's log."""
+"""A progress bar on a terminal, and a line for each tenth elsewhere, as in a job's log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandbox.printable import printable
 
 
 class Bar(Progress):
-    """rich's bar with a terminal; without one, "title: 30 of 100" at each tenth of a task.
+    """The bar of rich; without a terminal, a line "title: 30 of 100" at each tenth of a task.
 
     >>> with Bar(console=Console(force_terminal=False)) as bar:
     ...     task = bar.add_task("rows", total=4)

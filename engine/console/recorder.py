@@ -1,4 +1,4 @@
-"""What is written down of a run, and shown: its steps and evaluations, also those before it was resumed."""
+"""Records and shows the steps and evaluations of a run, including those before it was resumed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from engine.telemetry.sinks import MetricSink, Sinks
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
 
-FIRST, LAST = "evaluation-first", "evaluation-last"  # in the journal: the trajectories of these two
+FIRST, LAST = "evaluation-first", "evaluation-last"  # names of their trajectories in the journal
 
 
 class RunRecorder:
-    """resume_message: for the user, what is resumed; empty for a new run. title: of the plot. sinks: get each row."""
+    """Writes metrics to the run's folder, the sinks and the display.
+
+    resume_message: tells the user what is resumed; empty for a new run. title: the plot's title. sinks: get each row.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class RunRecorder:
         self.sinks = Sinks(sinks, run.note)
         self._run, self._state, self._timeline = run, state, timeline
         self._options = run.options()
-        self._failed: list[str] = []  # what the next row is shown with
+        self._failed: list[str] = []  # lines that are shown with the next row
         for row in state.rows:
             if "reward" in row and "tools/error_share_correct" not in row:
                 raise Unresumable(
@@ -53,7 +56,7 @@ class RunRecorder:
         self.resume_message = "\n".join(filter(None, [*self._examples(), state.resume_message]))
 
     def _examples(self) -> Iterator[str]:
-        """Takes in the trajectories of the evaluations before: the report's examples. What is lost of them is said."""
+        """Restores the report's examples from earlier evaluations. Yields a line for each evaluation that lost them."""
         evaluated = [row["step"] for row in self.progress.evaluations]
         for step, name, due in ((0, FIRST, 0 in evaluated), (1, LAST, max(evaluated, default=0) > 0)):
             trajectories = self._state.journal.kept(name)
@@ -63,9 +66,9 @@ class RunRecorder:
                 self.progress.evaluated(step, trajectories or [])
 
     def show_on(self, display: Display) -> None:
-        """Shows on this display what is written down from now on, and at once what a resumed run measured before.
+        """Shows on this display what is recorded from now on, and at once what a resumed run measured before.
 
-        The earlier rows go to the sinks too: a sink that failed, or was not there, may lack them.
+        The sinks get the earlier rows too, since one that failed, or was not there, may lack them.
         """
         self._display = display
         for row in self._state.rows:
@@ -73,15 +76,15 @@ class RunRecorder:
             self.sinks.step(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
 
     def failed(self, what: str, trajectories: Sequence[Trajectory]) -> None:
-        """What failed by our fault is noted, and shown with the next row. what: the step or evaluation."""
-        found = failures(trajectories)
-        for failure in found:
+        """Notes what failed by our fault, and shows it with the next row. what: the step or evaluation."""
+        by_boundary = failures(trajectories)
+        for failure in by_boundary:
             self._run.note(f"{what}: {failure.first}")
-        if found:
-            self._failed.append(summed_up(found, len(trajectories)))
+        if by_boundary:
+            self._failed.append(summed_up(by_boundary, len(trajectories)))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A row of metrics.jsonl: of a step, of an evaluation of its weights, or of both."""
+        """Records a row: of a step, of an evaluation of its weights, or of both."""
         self.progress.step(step, metrics)
         self._run.step(step, metrics)
         self.sinks.step(step, metrics)
@@ -91,11 +94,11 @@ class RunRecorder:
         self._failed.clear()
 
     def diagnosis(self) -> Diagnosis:
-        """What limits the run, by its newest steps."""
+        """Returns what limits the run, judged by its newest steps."""
         return diagnose(self.progress.steps[-WINDOW:], self._options)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
-        """An evaluation has ended just now. Its trajectories are kept for the report's examples."""
+        """Notes that an evaluation has just ended. Its trajectories are kept for the report's examples."""
         self.failed(f"evaluation of step {step}", trajectories)
         ended = self._timeline.now()
         self._timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
@@ -103,7 +106,7 @@ class RunRecorder:
         self._state.journal.keep(LAST if step else FIRST, trajectories)
 
     def background_evaluation(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
-        """One that ran beside training gets a row of its own."""
+        """Records an evaluation that ran beside training, in a row of its own."""
         self.evaluated(step, metrics, trajectories)
         self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
 
@@ -118,12 +121,12 @@ class RunRecorder:
                 plot(path, self.progress, self._title)
 
     def draw_what_is_there(self) -> None:
-        """Draws as `draw` does, for a run that something else ended: the user is told of that, not of a failed plot."""
+        """Does what `draw` does, but hides a failed write: the user is told of the error that ended the run."""
         with suppress(CannotWrite):
             self.draw()
 
     def summary(self) -> dict[str, Any]:
-        """Totals of the run, and each replica's idle seconds by cause since this process began."""
+        """Returns totals of the run, and each replica's idle seconds by cause since this process began."""
         idle = self._timeline.idle.seconds(self._timeline.now())
         causes = {f"replica{index}": seconds for index, seconds in idle.items()}
         return {

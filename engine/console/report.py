@@ -1,4 +1,4 @@
-"""What the quick start shows at its end: a plot, a table before/after, and three problems before and after."""
+"""The report of a run at its end: a plot, a table before/after, and three problems before and after."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Progress:
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.evaluations: list[dict[str, float]] = []  # with "step" and the training seconds before it
-        self.before: list[Trajectory] | None = None  # of the evaluation before training, which a killed run may lose
-        self.after: list[Trajectory] = []  # of the last one
+        self.before: list[Trajectory] | None = None  # before training; a killed run may lose them
+        self.after: list[Trajectory] = []  # the last evaluation's
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of a step, of an evaluation of its weights, or of both. Step 0 is what was before training."""
+        """Adds the metrics of a step, of an evaluation of its weights, or of both. Step 0 is before training."""
         row = {"step": step, "time/train_total_s": 0.0, **metrics}
         if measure.is_step(row):
             self.steps.append(row)
@@ -49,25 +49,25 @@ class Progress:
         return any(row["step"] == step for row in self.evaluations)
 
     def missed(self, every: int) -> int:
-        """Evaluations that were due and are not there: dropped for a newer one, or lost with a run that was killed."""
+        """Returns how many due evaluations are missing: dropped for a newer one, or lost with a killed run."""
         due = {*range(0, len(self.steps), every), len(self.steps)}
         return len(due - {row["step"] for row in self.evaluations})
 
     def evaluated(self, step: int, trajectories: list[Trajectory]) -> None:
-        """trajectories: empty where they were lost with a run that was killed."""
+        """Keeps the trajectories of an evaluation as examples; empty if they were lost with a killed run."""
         self.before = self.before if step else trajectories
         self.after = trajectories
 
     def seconds_of(self, step: int) -> float:
-        """Seconds of training until a step was live."""
+        """Returns the seconds of training until a step was live."""
         return self.steps[step - 1]["time/train_total_s"] if step else 0.0
 
     def total(self, name: str) -> float:
-        """Sum over the steps."""
+        """Returns a metric's sum over the steps."""
         return sum(row.get(name, 0) for row in self.steps)
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the whole run; those of evaluations are left out where there was none."""
+        """Returns figures of the whole run, without those of evaluations if there was none."""
         waste = sorted({name for row in self.steps for name in row if name.startswith("waste/")})
         calls = {
             name: int(self.total(rolled) + sum(score[f"eval/{name}"] for score in self.evaluations))
@@ -101,14 +101,12 @@ class Progress:
         }
 
     def _mean(self, name: str) -> float | None:
-        """Over the steps that have it: one that was begun before the run was resumed has no pace."""
+        """Returns the mean over the steps that have it: one that was begun before the run was resumed has no times."""
         values = [row[name] for row in self.steps if name in row]
         return sum(values) / len(values) if values else None
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """Returns the training seconds until this held-out accuracy, linear between evaluations; None if it was not
-        reached.
-        """
+        """Returns the training seconds to this held-out accuracy, linear between evaluations; None if never reached."""
         points = [(row["time/train_total_s"], row["eval/accuracy"]) for row in self.evaluations]
         if points and points[0][1] >= accuracy:
             return points[0][0]
@@ -119,7 +117,7 @@ class Progress:
 
 
 def plot(path: Path, progress: Progress, title: str) -> None:
-    """Reward, held-out accuracy and tool-error share over the steps, as a PNG. title: what was trained."""
+    """Plots reward, held-out accuracy and tool-error share over the steps, as a PNG. title: what was trained."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.8), layout="constrained")
@@ -156,7 +154,7 @@ def plot(path: Path, progress: Progress, title: str) -> None:
 
 
 def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
-    """Linear between the points and beyond them, as an axis needs it."""
+    """Returns a function that is linear between the points and beyond them, as an axis needs it."""
     slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0])
 
     def at(x: Any) -> Any:
@@ -172,7 +170,7 @@ def _map(xs: Sequence[float], ys: Sequence[float]) -> Callable[[Any], Any]:
 def print_report(
     console: Console, folder: Path, summary: Mapping[str, Any], progress: Progress, diagnosis: Diagnosis | None = None
 ) -> None:
-    """diagnosis: of the newest steps; None: nothing is said of what limited the run."""
+    """Prints the report. diagnosis: what limited the newest steps; None: it is left out."""
     before, after = progress.before or [], progress.after
     if progress.evaluations and not before:
         console.print("no examples from before training: they were lost with a run that was killed, or dropped")
@@ -205,7 +203,7 @@ def print_report(
 
 
 def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
-    """The sentence, the alarms, and the first piece of advice where something limits the run."""
+    """Prints the sentence, the alarms, and the first piece of advice if something limits the run."""
     console.print(printable(diagnosis.sentence), markup=False, highlight=False, soft_wrap=True)
     for finding in diagnosis.alarms:
         console.print(f"  [red]alarm[/]  {shown(str(finding))}", highlight=False, soft_wrap=True)
@@ -215,7 +213,7 @@ def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
 
 
 def _parts(summary: Mapping[str, Any]) -> str:
-    """Where the time until the first step went."""
+    """Returns where the time until the first step went."""
     parts = summary.get("first_step_parts_s", {})
     return f" ({', '.join(f'{name} {seconds:.1f}' for name, seconds in parts.items())})" if parts else ""
 
@@ -235,7 +233,7 @@ def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
 
 
 def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
-    """Three held-out problems, a sample of each: wrong at first, right at the end, where there are such."""
+    """Returns three held-out problems with a sample of each, if possible wrong at first and right at the end."""
     pairs: list[tuple[Trajectory, ...]] = (
         list(zip(before, after, strict=True)) if before else [(member,) for member in after]
     )
@@ -254,7 +252,7 @@ def _samples(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table
 
 
 def _transcript(trajectory: Trajectory) -> str:
-    """What the agent said, and what Python answered between its turns."""
+    """Returns what the agent wrote, and what its tools answered between the turns."""
     lines = []
     for text, turn in zip(trajectory.turn_texts, trajectory.turns, strict=False):
         lines.append(shown(text.strip()))
@@ -263,9 +261,7 @@ def _transcript(trajectory: Trajectory) -> str:
 
 
 def model_card(title: str, checkpoint: Path, command: str, chat: ChatConfig, summary: Mapping[str, Any]) -> str:
-    """README.md of a trained checkpoint: what it is, how it was made, how good it was on held-out problems, and how it
-    is asked as it was in training.
-    """
+    """Returns README.md of a trained checkpoint: how it was made, how good it is, and how to ask it as in training."""
     lines = [f"# {title or 'A model trained by reinforcement learning'}", ""]
     lines += [f"Trained from `{checkpoint}` for {summary['steps']} steps with rocstar:", "", f"    {command}", ""]
     if "accuracy_final" in summary:
@@ -278,13 +274,13 @@ def model_card(title: str, checkpoint: Path, command: str, chat: ChatConfig, sum
             "them in the dtype of config.json."
         )
         lines.append("")
-    lines += _how_it_is_asked(chat)
+    lines += _serving_lines(chat)
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return "\n".join([*lines, f"Versions: {versions}.", ""])
 
 
-def _how_it_is_asked(chat: ChatConfig) -> list[str]:
-    """The chat template is in the folder; what stands beside it in a request is not."""
+def _serving_lines(chat: ChatConfig) -> list[str]:
+    """Returns how to serve and ask the checkpoint; its folder has the chat template, but not what a request needs."""
     lines = ["The tokenizer has the chat template of the training. Tool calls are in the form of Hermes:", ""]
     lines += ["    vllm serve FOLDER --enable-auto-tool-choice --tool-call-parser hermes", ""]
     if chat.system is not None:

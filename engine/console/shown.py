@@ -1,4 +1,4 @@
-"""Text of others between rich's markup."""
+"""Shows text from elsewhere within rich's markup."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sandbox.printable import printable
 
 
 def shown(text: str) -> str:
-    """The text as markup that shows it: nothing in it is a style of rich or an order to the terminal.
+    """Returns markup that shows the text: nothing in it is a style of rich or an order to the terminal.
 
     >>> shown("[red]\\x1b[2J")
     '\\\\[red]\\\\x1b[2J'

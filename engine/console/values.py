@@ -1,4 +1,4 @@
-"""Values as text, and text as values: what an option may be, and how it is written.
+"""Converts the values of options to text and back.
 
 Types: int, float, bool, str, Path, Literal, `X | None` ("none"), and tuples of these ("1,2,3").
 """
@@ -49,11 +49,11 @@ def convert(text: str, kind: Any) -> Any:
 
 
 def _path(kind: type[Path], text: str) -> Path:
-    return kind(os.path.expanduser(text))  # not every shell knows "~" within a word, and make's does not
+    return kind(os.path.expanduser(text))  # some shells, such as make's, expand no "~" within a word
 
 
 def type_name(kind: Any) -> str:
-    """Returns a type as a user would write it."""
+    """Returns the name of a type, as a user would write it."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is type(None):
         return "none"
