@@ -256,7 +256,7 @@ def _transcript(trajectory: Trajectory) -> str:
     lines = []
     for text, turn in zip(trajectory.turn_texts, trajectory.turns, strict=False):
         lines.append(shown(text.strip()))
-        lines += [f"[dim]python said:[/] {shown(use.response)}" for use in turn.tool_uses]
+        lines += [f"[dim]{shown(use.name or 'tool')} answered:[/] {shown(use.response)}" for use in turn.tool_uses]
     return "\n".join([*lines, "[green]right[/]" if measure.correct([trajectory]) else "[red]wrong[/]"])
 
 

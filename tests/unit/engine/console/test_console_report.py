@@ -16,7 +16,7 @@ from engine.diagnosis.limit import Diagnosis
 from engine.diagnosis.step_window import Limit
 from engine.rollout.chat_template import ChatConfig
 from engine.types import Prompt
-from tests.support.fakes import a_prompt, a_trajectory
+from tests.support.fakes import a_prompt, a_trajectory, a_use
 
 SUMMARY = {"steps": 1, "rl_wall_s": 1.0, "first_step_s": 1.0, "tool_calls": 0}
 SUMMARY |= {"tool_calls_jailed": 0, "goodput": 1.0}
@@ -157,6 +157,15 @@ def test_a_reward_below_zero_is_not_right():
         progress.evaluated(0, [trajectory])
         print_report(Console(file=written, width=200), Path("run"), SUMMARY, progress)
         assert re.findall("right|wrong", written.getvalue()) == [verdict] * 2
+
+
+def test_an_example_names_the_tool_that_answered():
+    uses = [replace(a_use(), name="lookup", response="a city"), replace(a_use(), name="", response="FormatError")]
+    progress, written = Progress(), io.StringIO()
+    progress.evaluated(0, [a_trajectory(sampled=5, reward=1.0, uses=uses)])
+    print_report(Console(file=written, width=200), Path("run"), SUMMARY, progress)
+    assert "lookup answered: a city" in written.getvalue()
+    assert "tool answered: FormatError" in written.getvalue()
 
 
 @pytest.mark.parametrize(("rewards", "shown"), [((0.2, 0.9), (0.0, 1.02)), ((-0.5, 3.0), (-0.5, 3.0))])
