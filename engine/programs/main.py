@@ -42,7 +42,7 @@ FREE = (
     *("steps", "record.", "step_deadline_s", "start_deadline_s", "update_deadline_s"),
     *("canary_tolerance", "learner.mismatch_tolerance", "wandb"),
 )
-TOLD = (BadInput, *EXPECTED, ListenFailed)  # told in one line
+ONE_LINE_ERRORS = (BadInput, *EXPECTED, ListenFailed)
 
 
 def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
@@ -102,13 +102,13 @@ def run_in(
             try:
                 runner.run(_begin(config, values, run, recipe))
             except (Exception, SystemExit) as error:
-                if not isinstance(error, TOLD):
+                if not isinstance(error, ONE_LINE_ERRORS):
                     log = failure.write(folder.path, error)
                 raise
     except BadInput as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
-    except TOLD as error:
+    except ONE_LINE_ERRORS as error:
         print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):

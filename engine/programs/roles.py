@@ -57,17 +57,17 @@ class Leads:
 
     @asynccontextmanager
     async def beside(self, job: Training) -> AsyncIterator[None]:
-        oldest = job.leases.max_staleness
+        staleness = job.leases.max_staleness
         self.lead = Lead(
             self.config,
             self.door,
             folder=job.workspace,
             journal=job.journal,
             group_tokens=job.config.group.started * job.config.rollout.max_tokens,
-            min_version=lambda lease: max(0, job.leases.step_of(lease) - oldest),
+            min_version=lambda lease: max(0, job.leases.step_of(lease) - staleness),
             kv_tokens=lambda: job.fleet.kv_tokens,
             version=lambda: job.fleet.version,
-            rolling=oldest > 0,
+            rolling=staleness > 0,
             timeline=job.timeline,
             note=job.note,
             recording=job.recording,
