@@ -172,8 +172,10 @@ def print_report(
 ) -> None:
     """Prints the report. diagnosis: what limited the newest steps; None: it is left out."""
     before, after = progress.before or [], progress.after
+    if after and list(map(_problem, before)) != list(map(_problem, after)):
+        before = []
     if progress.evaluations and not before:
-        console.print("no examples from before training: they were lost with a run that was killed, or dropped")
+        console.print("no examples from before training: they were lost, dropped, or of another evaluation")
     if after:
         console.print(_samples(before, after))
         console.print(_table(before, after))
@@ -200,6 +202,10 @@ def print_report(
         if (folder / name).exists():
             path = shown(str(folder / name))
             console.print(f"  {path}  [dim]{shown(what)}[/]", highlight=False, soft_wrap=True)
+
+
+def _problem(trajectory: Trajectory) -> tuple[str, int]:
+    return trajectory.prompt.id, trajectory.sample
 
 
 def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:

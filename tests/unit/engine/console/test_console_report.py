@@ -159,6 +159,16 @@ def test_a_reward_below_zero_is_not_right():
         assert re.findall("right|wrong", written.getvalue()) == [verdict] * 2
 
 
+def test_examples_of_another_evaluation_are_not_compared():
+    before = [replace(a_trajectory(sampled=5, reward=0.0), prompt=a_prompt(n, f"problem {n}")) for n in (0, 1)]
+    after = [replace(a_trajectory(sampled=5, reward=1.0), prompt=a_prompt(2, "problem 2"))]
+    progress, written = Progress(), io.StringIO()
+    progress.evaluated(0, before)
+    progress.evaluated(8, after)
+    print_report(Console(file=written, width=200), Path("run"), SUMMARY, progress)
+    assert re.findall(r"problem \d", written.getvalue()) == ["problem 2"]
+
+
 def test_an_example_names_the_tool_that_answered():
     uses = [replace(a_use(), name="lookup", response="a city"), replace(a_use(), name="", response="FormatError")]
     progress, written = Progress(), io.StringIO()
