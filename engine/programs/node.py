@@ -108,8 +108,8 @@ def _join(config: NodeConfig, keys: HostKeys | None, given: Sequence[str], folde
     if reason := difference(job.build, build):
         raise BadInput(f"this node cannot take part: {reason}")
     checkpoint = folder / "checkpoint"
-    here = [f"model={checkpoint}", f"runs={folder}", "name=node"]
-    options = _options(job.options, [*given, *here])
+    own = [f"model={checkpoint}", f"runs={folder}", "name=node"]
+    options = _options(job.options, given, own)
     if dry_run:
         print(printable(shlex.join([sys.executable, str(recipe), *options])))
         return 0
@@ -148,16 +148,18 @@ def _this_task() -> asyncio.Task[Any]:
     return task
 
 
-def _options(lead: Sequence[str], here: Sequence[str]) -> list[str]:
+def _options(lead: Sequence[str], given: Sequence[str], own: Sequence[str] = ()) -> list[str]:
     """Returns the lead's options, those of this machine in place of the same fields.
 
-    >>> _options(["steps=3", "learner.lr=0.1"], ["lr=0.2", "replicas=4"])
-    ['steps=3', 'lr=0.2', 'replicas=4']
+    given: options by their whole or last names. own: options by their whole names.
+
+    >>> _options(["steps=3", "learner.lr=0.1", "judge.model=a"], ["lr=0.2", "replicas=4"], ["model=b"])
+    ['steps=3', 'judge.model=a', 'lr=0.2', 'replicas=4', 'model=b']
     """
-    names = [option.partition("=")[0] for option in here]
+    short, whole = ({option.partition("=")[0] for option in options} for options in (given, own))
 
-    def is_given(option: str) -> bool:
+    def is_replaced(option: str) -> bool:
         name = option.partition("=")[0]
-        return any(name == given or name.endswith(f".{given}") for given in names)
+        return name in whole or any(name == each or name.endswith(f".{each}") for each in short)
 
-    return [*(option for option in lead if not is_given(option)), *here]
+    return [*(option for option in lead if not is_replaced(option)), *given, *own]

@@ -115,6 +115,12 @@ def test_what_a_machine_gives_takes_the_place_of_what_the_lead_says():
     ]
 
 
+def test_what_a_node_sets_for_itself_replaces_no_field_of_a_field():
+    lead = ["model=/there", "judge.model=gpt", "tool.name=calculator"]
+    own = ["model=/here", "runs=/tmp", "name=node"]
+    assert _options(lead, [], own) == ["judge.model=gpt", "tool.name=calculator", *own]
+
+
 def test_a_node_needs_an_address_and_patience():
     wrong = ("lead:5700", "tcp://lead", "tcp://::1:5700", "tcp://[::1:5700")
     for fields in (*({"lead": address} for address in wrong), {"lead": "tcp://lead:5700", "patience_s": 0}):
