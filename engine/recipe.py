@@ -71,7 +71,7 @@ def load_recipe(path: Path) -> Recipe:
     The file's folder comes first on sys.path, as with `python FILE`: a recipe may import modules that lie beside it.
     """
     if not path.is_file():
-        raise BadInput(f"the recipe {path} is not here. Fix: copy it there")
+        raise BadInput(f"there is no recipe {path}. Fix: give the path of its file")
     folder = str(path.resolve().parent)
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)

@@ -152,7 +152,8 @@ def check_sinks(sinks: Any) -> None:
     for sink in sinks:
         fits = hasattr(sink, "step") and hasattr(sink, "close") and not isinstance(sink, type)
         fits = fits and not is_async(sink.step) and not is_async(sink.close)
-        require(sink, fits, "a sink must be an object with step(step, metrics) and close(), not async", "make one")
+        what = "a sink must be an object with step(step, metrics) and close(), not async"
+        require(sink, fits, what, "see MetricSink in engine/telemetry/sinks.py")
 
 
 def check_evaluations(evaluations: Any, kind: type) -> None:
@@ -247,7 +248,7 @@ def _check_stage(number: int, stage: Any) -> None:
     what = f"stage {stage.name} must run a coroutine function: async def {stage.name}(inbox, outbox)"
     if inspect.isasyncgenfunction(stage.run):
         raise BadInput(f"{what}, got one with a yield. Fix: await outbox.put(item) in its place")
-    require(stage.run, is_async(stage.run) and takes(stage.run, "inbox", "outbox"), what, "give it this form")
+    require(stage.run, is_async(stage.run) and takes(stage.run, "inbox", "outbox"), what, "write it in this form")
 
 
 def _check_order(names: Sequence[str]) -> None:

@@ -197,7 +197,7 @@ async def go_on(
             await ran.recipe.train(parse(ran.recipe.config, ran.options), Run(folder=folder, opens=opens))
         except _Replayed:
             return replayed
-    raise CannotGoOn("the recipe ended without running its stages")
+    raise CannotGoOn("the recipe ended without running its stages. Fix: return await job.run([...])")
 
 
 def alone(config: TrainingConfig, weights: Path, seed: int | None) -> TrainingConfig:
