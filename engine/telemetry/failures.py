@@ -1,4 +1,4 @@
-"""What failed by our fault among trajectories, in words: counts and the first error of each boundary."""
+"""Sums up which trajectories failed by our fault: their number and the first error, by boundary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN_CHARS = 200  # of a message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The trajectories that failed at one boundary. message, prompt_id, sample: of the first of them."""
+    """The trajectories that failed at one boundary. message, prompt_id, sample: those of the first one."""
 
     boundary: str
     count: int
@@ -30,40 +30,40 @@ class Failure:
 
 
 def failures(trajectories: Sequence[Trajectory]) -> list[Failure]:
-    """Returns the failures by boundary, in the order of the first of each."""
-    found: dict[str, Failure] = {}
+    """Returns one failure for each boundary, in the order in which the boundaries first occur."""
+    by_boundary: dict[str, Failure] = {}
     for member in trajectories:
         if member.error is None:
             continue
         boundary = str(member.error.boundary)
-        if boundary in found:
-            found[boundary] = replace(found[boundary], count=found[boundary].count + 1)
+        if boundary in by_boundary:
+            by_boundary[boundary] = replace(by_boundary[boundary], count=by_boundary[boundary].count + 1)
         else:
-            found[boundary] = Failure(
+            by_boundary[boundary] = Failure(
                 boundary=boundary,
                 count=1,
                 message=member.error.message,
                 prompt_id=member.prompt.id,
                 sample=member.sample,
             )
-    return list(found.values())
+    return list(by_boundary.values())
 
 
-def summed_up(found: Sequence[Failure], trajectories: int) -> str:
-    """The line for the user; empty where nothing failed.
+def summed_up(causes: Sequence[Failure], trajectories: int) -> str:
+    """Returns one line for the user; empty if nothing failed.
 
     >>> one = Failure(boundary="reward", count=16, message="service says 503", prompt_id="p", sample=0)
     >>> summed_up([one], 16)
     '16 of 16 failed: reward: service says 503'
     """
-    if not found:
+    if not causes:
         return ""
-    causes = [str(one) if len(found) == 1 else f"{one} ({one.count})" for one in found]
-    return f"{sum(one.count for one in found)} of {trajectories} failed: {'; '.join(causes)}"
+    parts = [str(cause) if len(causes) == 1 else f"{cause} ({cause.count})" for cause in causes]
+    return f"{sum(cause.count for cause in causes)} of {trajectories} failed: {'; '.join(parts)}"
 
 
 def plain(text: str, limit: int = SHOWN_CHARS) -> str:
-    r"""One line of printable text: a model, a service or a user's part may have written it.
+    r"""Returns a text as one printable line. A model, a service or a user's part may have written it.
 
     >>> plain("503\nbusy \x1b[2J")
     '503 busy \\x1b[2J'

@@ -1,4 +1,4 @@
-"""What the node's own process costs a run: how long its event loop stood still, and the CPU that it takes.
+"""Measures what the node's own process costs a run: how long its event loop was blocked, and the CPU that it takes.
 
 Invariant: measuring costs one wake-up of the loop every TICK_S, and one of a thread every LOOK_S.
 """
@@ -15,12 +15,12 @@ import psutil
 from engine.telemetry.stall_watch import StallWatch
 
 TICK_S = 0.05
-NOTABLE_S = 0.1  # of a step, at one line
-STALL_S = 0.02  # a tick that comes later than this found the loop held up; less is the noise of busy cores
+NOTABLE_S = 0.1  # a line that blocked the loop for less than this in a step is not reported
+STALL_S = 0.02  # a tick that is later than this counts as a blocked loop; less is the noise of busy cores
 
 
 class HostMeter:
-    """`run` as a task, `read` at each end of a step. say, end, silence_s: as of `StallWatch`."""
+    """Measures while `run` runs as a task; `read` returns a step's figures. say, end, silence_s: see `StallWatch`."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class HostMeter:
         self._blocked_before: dict[str, float] = {}
         self._blocked_s = 0.0
         self._longest_s = 0.0
-        self._due = math.inf  # the next tick
+        self._due = math.inf  # time of the next tick
         self._watch: StallWatch | None = None
         self._since = time.perf_counter()
         self._cpu_s = time.thread_time()
-        psutil.cpu_percent()  # of the machine: since it was last asked
+        psutil.cpu_percent()  # the next call measures since this one
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measures until it is cancelled."""
         watch = StallWatch(
             lambda: time.perf_counter() - self._due - STALL_S, say=self._say, end=self._end, silence_s=self._silence_s
         )
@@ -53,22 +53,24 @@ class HostMeter:
 
     @property
     def blocked_at(self) -> dict[str, float]:
-        """Seconds for which the loop stood still, by line, since the run began; the ten that are most."""
-        found = dict(self._watch.seconds) if self._watch is not None else {}
-        return dict(sorted(found.items(), key=lambda item: -item[1])[:10])
+        """Seconds for which the loop was blocked since the run began, for the ten lines that blocked it longest."""
+        seconds = dict(self._watch.seconds) if self._watch is not None else {}
+        return dict(sorted(seconds.items(), key=lambda item: -item[1])[:10])
 
     def late(self, seconds: float) -> None:
-        """The loop served a tick so much too late."""
+        """Counts a tick that the loop served so many seconds late."""
         if seconds > STALL_S:
             self._blocked_s += seconds
             self._longest_s = max(self._longest_s, seconds)
 
     def read(self) -> dict[str, float]:
-        """Metrics since the last call, made in the loop's own thread. loop_cpu_share: of one core, by that thread;
-        machine_cpu_share: of all cores, by everybody. blocked_at/PLACE: seconds at the line where it stood longest.
+        """Returns the metrics since the last call; must be called in the loop's own thread.
+
+        loop_cpu_share: share of one core that this thread used. machine_cpu_share: share of all cores that were busy.
+        blocked_at/LINE: seconds at the line that blocked the loop longest.
         """
         now, cpu_s = time.perf_counter(), time.thread_time()
-        found = {
+        metrics = {
             "host/loop_blocked_s": self._blocked_s,
             "host/loop_lag_max_ms": self._longest_s * 1e3,
             "host/loop_cpu_share": (cpu_s - self._cpu_s) / max(1e-9, now - self._since),
@@ -76,12 +78,12 @@ class HostMeter:
         }
         self._blocked_s = self._longest_s = 0.0
         self._since, self._cpu_s = now, cpu_s
-        return found | self._worst_place()
+        return metrics | self._worst_line()
 
-    def _worst_place(self) -> dict[str, float]:
-        """Where the loop stood longest since the last call, if it was long."""
-        so_far = dict(self._watch.seconds) if self._watch is not None else {}
-        passed = {place: seconds - self._blocked_before.get(place, 0.0) for place, seconds in so_far.items()}
-        self._blocked_before = so_far
-        place = max(passed, key=lambda place: passed[place], default="")
-        return {f"host/blocked_at/{place}": passed[place]} if place and passed[place] >= NOTABLE_S else {}
+    def _worst_line(self) -> dict[str, float]:
+        """Returns the seconds of the line that blocked the loop longest since the last call, if they are notable."""
+        total = dict(self._watch.seconds) if self._watch is not None else {}
+        recent = {line: seconds - self._blocked_before.get(line, 0.0) for line, seconds in total.items()}
+        self._blocked_before = total
+        worst = max(recent, key=lambda line: recent[line], default="")
+        return {f"host/blocked_at/{worst}": recent[worst]} if worst and recent[worst] >= NOTABLE_S else {}

@@ -1,9 +1,9 @@
-"""Why a replica was idle. Pure: state changes and the time go in, seconds by cause and intervals come out.
+"""Measures why replicas were idle. Pure: state changes and the time go in, seconds by cause and intervals come out.
 
 Invariants
 - For each replica, busy + the seconds of all causes = the time observed.
-- The intervals of a replica follow one another without a gap from one `drain` to the next; of an observer that never
-  drains, the newest INTERVALS are kept.
+- The intervals of a replica follow one another without a gap from one `drain` to the next. If nobody drains, the newest
+  INTERVALS are kept.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 
 from engine.telemetry.occupancy import Occupancy
 
-INTERVALS = 50_000  # of all replicas
-# The first that holds counts.
+INTERVALS = 50_000  # of all replicas together
+# An idle second counts for the first cause that holds.
 CAUSES = ("down", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
 
 
 class Interval(msgspec.Struct, array_like=True):
-    """A replica had one cause, or "busy", from start to end."""
+    """A stretch of time in which a replica was "busy", or idle for one cause."""
 
     replica: int
     cause: str
@@ -36,34 +36,34 @@ class _Replica:
     tools: int = 0  # trajectories that left this replica for a tool
     since: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    last: Interval | None = None  # the interval that goes on
+    last: Interval | None = None  # the interval that is still growing
 
 
 class IdleClock:
-    """Seconds of each replica by cause.
+    """Counts the seconds of each replica by cause.
 
-    A replica without a running request is idle because of the first of these that holds: it is dead; weights are
-    updated; a trajectory waits for placement; one that ran here waits for a tool; another replica's still run or
-    wait for theirs; the learner has the turn (no lease is free); a reward is being computed; else the host's own work.
+    A replica without a running request is idle because of the first of these that holds: it is dead; weights are being
+    updated; a trajectory waits for placement; a trajectory that ran here waits for a tool; trajectories of other
+    replicas run or wait for tools; the learner has the turn; a reward is being computed; else the host's own work.
     """
 
     def __init__(self) -> None:
         self._replicas: dict[int, _Replica] = {}
         self._intervals: deque[Interval] = deque(maxlen=INTERVALS)
-        # "lease", admission waits for one, is no cause: nothing more is wanted while a step's rollouts are under way
+        # "lease" (admission waits for one) is measured but is no cause: it is also up while all permitted groups run.
         flags = ("weight_sync", "kv_blocked", "staleness_gate", "reward", "lease")
         self._flags = dict.fromkeys(flags, 0)
-        self._held = dict.fromkeys(flags, 0.0)  # seconds, until the flag was raised last
-        self._raised = dict.fromkeys(flags, 0.0)  # when
+        self._held = dict.fromkeys(flags, 0.0)  # seconds up to the last time that the flag was lowered
+        self._raised = dict.fromkeys(flags, 0.0)  # the time at which the flag was last raised
         self.occupancy = Occupancy()
 
     def replica(self, index: int, now: float) -> None:
-        """Begins to observe a replica, or goes on after it was replaced."""
+        """Begins to observe a replica, or resumes after it was replaced."""
         self._tick(now)
         self._replicas.setdefault(index, _Replica(since=now)).up = True
 
     def down(self, index: int, now: float) -> None:
-        """The replica died; what still counts as running there has not noticed yet."""
+        """Marks a replica as dead. Its requests may still count as running until they notice."""
         self._tick(now)
         self._replicas[index].up = False
 
@@ -80,7 +80,7 @@ class IdleClock:
         self.occupancy.change(now, tools=change)
 
     def flag(self, cause: str, change: int, now: float) -> None:
-        """Counts what is under way of a cause that is not tied to one replica. Raises KeyError for another cause."""
+        """Counts up (change 1) or down (-1) a cause that is tied to no replica. Raises KeyError for any other cause."""
         before = self._flags[cause]
         self._count(before, change, now)
         self._flags[cause] += change
@@ -92,31 +92,29 @@ class IdleClock:
             self.occupancy.change(now, blocked=change)
 
     def held(self, now: float) -> dict[str, float]:
-        """{flag: seconds in which it was up so far}, whether a replica was idle or not."""
+        """Returns {flag: seconds for which it has been up so far}, whether a replica was idle or not."""
         return {
             cause: seconds + (now - self._raised[cause] if self._flags[cause] else 0.0)
             for cause, seconds in self._held.items()
         }
 
     def _count(self, before: int, change: int, now: float) -> None:
-        """A cause begins or ends to hold with a count that leaves or reaches zero; only then is there something to do,
-        which costs as much as there are replicas.
-        """
+        """Ticks if the count leaves or reaches zero: no cause changes otherwise, and a tick visits every replica."""
         if not before or not before + change:
             self._tick(now)
 
     def seconds(self, now: float) -> dict[int, dict[str, float]]:
-        """{replica: {"busy" | cause: seconds}} so far."""
+        """Returns {replica: {"busy" | cause: seconds}} so far."""
         self._tick(now)
         return {index: dict(replica.seconds) for index, replica in self._replicas.items()}
 
     def drain(self, now: float) -> list[Interval]:
-        """The intervals since the last time, in the order of their starts; one that goes on is cut here."""
+        """Returns the intervals since the last call, in the order of their starts; those still growing are cut here."""
         self._tick(now)
-        found, self._intervals = list(self._intervals), deque(maxlen=INTERVALS)
+        intervals, self._intervals = list(self._intervals), deque(maxlen=INTERVALS)
         for replica in self._replicas.values():
             replica.last = None
-        return found
+        return intervals
 
     def _tick(self, now: float) -> None:
         for index, replica in self._replicas.items():

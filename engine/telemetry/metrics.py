@@ -1,4 +1,4 @@
-"""The numbers of a step and of an evaluation, from the trajectories themselves.
+"""Computes the metrics of a step and of an evaluation from their trajectories.
 
 Shape legend: M trajectories.
 """
@@ -14,16 +14,16 @@ import numpy as np
 from engine.types import Group, StopReason, ToolUse, Trajectory, Turn
 
 Row = Mapping[str, float]
-SOURCES = 32  # data sets that get metrics of their own, the first ones by name
+SOURCES = 32  # the first data sets by name, as many as get metrics of their own
 
 
 def is_step(row: Row) -> bool:
-    """Whether a row of metrics is of a training step. (One in which nothing could be graded has no reward.)"""
+    """Returns whether a row of metrics belongs to a training step. A step without graded trajectories has no reward."""
     return "tokens/generated" in row or "reward" in row
 
 
 def tool_error_share(trajectories: Sequence[Trajectory]) -> float:
-    """Failed calls / calls over the given trajectories; 0 when they made none."""
+    """Returns failed calls / calls over the given trajectories; 0 if they made none."""
     uses = [use for trajectory in trajectories for use in trajectory.tool_uses]
     return sum(use.failed for use in uses) / len(uses) if uses else 0.0
 
@@ -33,7 +33,7 @@ def correct(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a proportion (Wilson 1927).
+    """Returns the 95 % interval of a proportion (Wilson 1927).
 
     >>> low, high = wilson(95, 100); round(low, 3), round(high, 3)
     (0.888, 0.978)
@@ -47,40 +47,40 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def by_source(name: str, values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The mean of each data set under `name/source`. values: (source, value); those of no source are not reported.
+    """Returns the mean of each data set under `name/source`. values: (source, value); an empty source is left out.
 
-    It is there for a single source too: of a mixture a step may hold one source by chance.
+    A single source is reported too: a step of a mixture may hold only one by chance.
 
     >>> by_source("reward", [("gsm8k", 1.0), ("gsm8k", 0.0), ("math", 1.0), ("", 1.0)])
     {'reward/gsm8k': 0.5, 'reward/math': 1.0}
     """
-    of: dict[str, list[float]] = defaultdict(list)
+    by_name: dict[str, list[float]] = defaultdict(list)
     for source, value in values:
         if source:
-            of[source].append(value)
-    return {f"{name}/{source}": float(np.mean(found)) for source, found in sorted(of.items())}
+            by_name[source].append(value)
+    return {f"{name}/{source}": float(np.mean(theirs)) for source, theirs in sorted(by_name.items())}
 
 
 def scores(prefix: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each score under `{prefix}/{name}`, over the trajectories that have it; where some could not be had,
-    their number under `{prefix}_missing/{name}`.
+    """Returns the mean of each score under `{prefix}/{name}`, over the trajectories that have it, and the number of
+    trajectories whose score is None under `{prefix}_missing/{name}`, if there are any.
     """
-    of: dict[str, list[float | None]] = defaultdict(list)
+    by_name: dict[str, list[float | None]] = defaultdict(list)
     for trajectory in trajectories:
         for name, score in trajectory.scores.items():
-            of[name].append(score)
-    found: dict[str, float] = {}
-    for name, values in sorted(of.items()):
-        there = [value for value in values if value is not None]
-        if there:
-            found[f"{prefix}/{name}"] = float(np.mean(there))
-        if len(there) < len(values):
-            found[f"{prefix}_missing/{name}"] = len(values) - len(there)
-    return found
+            by_name[name].append(score)
+    metrics: dict[str, float] = {}
+    for name, values in sorted(by_name.items()):
+        known = [value for value in values if value is not None]
+        if known:
+            metrics[f"{prefix}/{name}"] = float(np.mean(known))
+        if len(known) < len(values):
+            metrics[f"{prefix}_missing/{name}"] = len(values) - len(known)
+    return metrics
 
 
 def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """pass@1 with its interval, and how tools were used. Trajectories with an infrastructure error do not count."""
+    """Returns pass@1 with its interval, and the use of tools. Trajectories that failed by our fault do not count."""
     graded = [trajectory for trajectory in trajectories if trajectory.error is None]
     right = correct(graded)
     low, high = wilson(len(right), len(graded))
@@ -99,13 +99,13 @@ def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dict[str, float]:
-    """What the rollouts of one step were like. version: the weights that the step trained on top of. full_reward: of a
-    trajectory that has solved its prompt.
+    """Returns the metrics of one step's rollouts. version: that of the weights that the step updates. full_reward: the
+    reward of a trajectory that has solved its prompt.
 
-    Every name but `reward` has the prefix of its group, as TensorBoard shows them.
-    What could not be measured has no number: no reward where nothing was graded, no latency where nothing was called.
-    Tokens are counted to the last one: generated = trained + the sum of waste. Everything else is about the groups'
-    trajectories: what was cancelled or refilled has left its tokens only.
+    A metric that could not be measured is left out: no reward if nothing was graded, no latency if nothing was called.
+    Every sampled token is counted: generated = trained + the sum of waste. The other metrics cover the groups'
+    trajectories only; of those that were cancelled or refilled, only the tokens are known. Each name but `reward` has a
+    prefix, by which TensorBoard groups it.
     """
     everyone = [member for group in groups for member in group.trajectories]
     graded = [member for member in everyone if member.error is None]
@@ -150,7 +150,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
 
 
 def _grades(graded: Sequence[Trajectory]) -> dict[str, float]:
-    """What is known of graded trajectories only."""
+    """Returns the metrics that need graded trajectories."""
     if not graded:
         return {}
     return {
@@ -173,7 +173,7 @@ def _latencies(executed: Sequence[ToolUse]) -> dict[str, float]:
 
 
 def _tool_waits(turns: Sequence[Turn]) -> dict[str, float]:
-    """Seconds in which trajectories waited after a turn for its tool calls, by the tool that answered last."""
+    """Returns the seconds in which trajectories waited after a turn for its calls, by the tool that answered last."""
     waits: dict[str, float] = defaultdict(float)
     for turn in turns:
         executed = [use for use in turn.tool_uses if use.executed]
@@ -185,17 +185,17 @@ def _tool_waits(turns: Sequence[Turn]) -> dict[str, float]:
 
 def _by_source(groups: Sequence[Group], full_reward: float) -> dict[str, float]:
     """Returns the metrics of each source, under the names that those of all sources have."""
-    of: dict[str, list[Group]] = defaultdict(list)
+    by_name: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         if group.prompt.source:
-            of[group.prompt.source].append(group)
-    found: dict[str, float] = {}
-    for source, theirs in sorted(of.items())[:SOURCES]:
+            by_name[group.prompt.source].append(group)
+    metrics: dict[str, float] = {}
+    for source, theirs in sorted(by_name.items())[:SOURCES]:
         everyone = [member for group in theirs for member in group.trajectories]
         graded = [member for member in everyone if member.error is None]
         kept = sum(group.trajectories[index].sampled_tokens for group in theirs for index in group.kept)
         sampled = sum(member.sampled_tokens for member in everyone)
-        found |= {
+        metrics |= {
             f"rollout/response_tokens/{source}": sampled / max(1, len(everyone)),
             f"tools/error_share/{source}": tool_error_share(graded),
             f"tokens/goodput/{source}": kept / max(1, kept + _waste(theirs).total()),
@@ -203,11 +203,11 @@ def _by_source(groups: Sequence[Group], full_reward: float) -> dict[str, float]:
             f"groups/flat/{source}": sum(group.drop == "flat" for group in theirs),
             f"groups/solved/{source}": sum(solved(group, full_reward) for group in theirs),
         }
-    return found
+    return metrics
 
 
 def _waste(groups: Sequence[Group]) -> Counter[str]:
-    """Sampled tokens that are not trained, by reason: the group's, else the trajectory's own."""
+    """Counts the sampled tokens that are not trained, by reason: the group's, else the trajectory's own."""
     waste = Counter(flat=0, error=0, surplus=0, not_selected=0)
     for group in groups:
         waste.update(group.waste)
@@ -219,9 +219,9 @@ def _waste(groups: Sequence[Group]) -> Counter[str]:
 
 
 def solved(group: Group, full_reward: float) -> bool:
-    """Whether it was dropped as flat with the full reward.
+    """Returns whether the group was dropped as flat with the full reward.
 
-    Flat is what a selector kept, so a few of its trajectories may have failed: the median decides.
+    A group is flat if the trajectories that its selector kept are; a few others may have failed, so the median decides.
     """
     rewards = [member.reward for member in group.trajectories if member.reward is not None]
     return group.drop == "flat" and bool(rewards) and float(np.median(rewards)) >= full_reward

@@ -1,4 +1,4 @@
-"""Warnings that the rewards of `algo` log, as notes of the run: what a user should know and would look for there."""
+"""Copies the warnings that the rewards of `algo` log into the notes of the run, where a user looks for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def noted_warnings(note: Callable[[str], None], logger: str = "algo") -> Iterator[None]:
-    """Inside, each warning of a logger and of those below it is noted, the first MOST_NOTES of them."""
+    """Inside, the first MOST_NOTES warnings of a logger, and of the loggers below it, are noted."""
     handler = _Notes(note)
     logging.getLogger(logger).addHandler(handler)
     try:

@@ -1,18 +1,18 @@
-"""How full the replicas are, all together. Pure: counts and the time go in, seconds of near-emptiness come out.
+"""Measures how full the replicas are, taken together. Pure: counts and the time go in, nearly idle seconds come out.
 
-The idle clock counts a replica as busy while one request runs there. A run may lose its time in such hours: of 256
+The idle clock counts a replica as busy while a single request runs there. A run may lose its time that way: of 256
 trajectories three are left, or 250 wait for tools. Both are counted here.
 """
 
 from __future__ import annotations
 
-THIN = 8  # running requests are few when they are at most this part of the most that ran at once
+THIN = 8  # replicas are nearly idle while at most one eighth of the step's peak of requests runs
 
 
 class Occupancy:
-    """Seconds since `begin` in which few requests ran while no trajectory waited for a place, by what was missing.
+    """Counts the seconds since `begin` in which few requests ran and no trajectory waited for placement, by cause.
 
-    starved_s: as many trajectories waited for tools as ran, or more. tail_s: nearly all had ended.
+    starved_s: at least as many trajectories waited for tools as ran. tail_s: nearly all had ended.
 
     >>> occupancy = Occupancy()
     >>> occupancy.change(0.0, running=16)
@@ -27,17 +27,17 @@ class Occupancy:
         self._running = 0
         self._tools = 0
         self._blocked = 0
-        self._peak = 0  # of running, since the step began
+        self._peak = 0  # most requests that ran at once since the step began
         self._since = 0.0
 
     def begin(self, now: float) -> None:
-        """A step begins: what is under way goes on."""
+        """Begins a step: sets the seconds to 0 and keeps the counts."""
         self.advance(now)
         self.starved_s = self.tail_s = 0.0
         self._peak = self._running
 
     def change(self, now: float, running: int = 0, tools: int = 0, blocked: int = 0) -> None:
-        """Counts so many more requests that run, and trajectories that wait for tools or for a place."""
+        """Adds to the number of running requests, and of trajectories that wait for tools or for placement."""
         self.advance(now)
         self._running += running
         self._tools += tools

@@ -1,8 +1,8 @@
-"""Where a run's metrics go besides its folder, which has them as JSON lines and for TensorBoard in any case.
+"""Sends a run's metrics elsewhere, beside its folder, which always has them as JSON lines and for TensorBoard.
 
 async with training(config, run, sinks=[WeightsAndBiases(run, project="agents")]) as job: ...
 
-A sink that fails ends neither the run nor the other sinks: `Sinks` notes its first failure, and counts all.
+A sink that fails ends neither the run nor the other sinks: `Sinks` notes its first failure and counts them all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.run.run_folder import RunFolder
 
 
 class MetricSink(Protocol):
-    """Takes the metrics of each step as they are written down, and those before it when a run is resumed.
+    """Takes the metrics of each step as they are written, and the earlier ones again when a run is resumed.
 
     class Print:
         def step(self, step, metrics):
@@ -26,20 +26,21 @@ class MetricSink(Protocol):
     """
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called in the event loop: what takes long belongs into a thread. Steps ascend but for those of evaluations
-        that ran beside training, which end later; one may come twice.
+        """Takes one row. It is called in the event loop, so slow work belongs in a thread.
+
+        Steps ascend, except that an evaluation that runs beside training ends late. A step may come twice.
         """
         ...
 
     def close(self) -> None:
-        """The run ends, however it does."""
+        """Is called when the run ends, also by an error."""
         ...
 
 
 class Sinks:
-    """All sinks of a run as one that never raises.
+    """Combines all sinks of a run into one that never raises.
 
-    failures: how often each raised, by its class. note: takes a line for the user.
+    failures: how often each sink raised, by its class. note: takes a line for the user.
     """
 
     def __init__(self, sinks: Sequence[MetricSink], note: Callable[[str], None]) -> None:
@@ -59,29 +60,28 @@ class Sinks:
             try:
                 sink.close()
             except Exception as error:
-                self._failed(sink, "when it was closed", error)
+                self._failed(sink, "while closing", error)
 
     def _failed(self, sink: MetricSink, when: str, error: Exception) -> None:
         name = type(sink).__name__
         self.failures[name] += 1
         if self.failures[name] == 1:
             self._note(
-                f"the sink {name} failed {when}: {type(error).__name__}: {error}. The run goes on and keeps asking it; "
+                f"the sink {name} failed {when}: {type(error).__name__}: {error}. The run goes on and still calls it; "
                 "metrics.jsonl has every row"
             )
 
 
 class SinkUnavailable(RuntimeError):
-    """Metrics cannot go where they should; the message says what to do."""
+    """A sink cannot be opened. The message says what to do."""
 
 
 class WeightsAndBiases:
-    """Weights & Biases through its own client (`pip install wandb`).
+    """Sends metrics to Weights & Biases through its own client (`pip install wandb`).
 
-    mode: "offline" writes below the run's folder, and `wandb sync` sends it later; "online" sends as it goes. A run
-    that is resumed goes on under the same id. Charts have the training step as their axis ("step"), because wandb's own
-    only ascends, and rows of evaluations that end beside training come late. Raises SinkUnavailable where the client is
-    not installed.
+    mode: "offline" writes below the run's folder, and `wandb sync` sends it later; "online" sends each row at once. A
+    resumed run keeps its id. The axis of charts is the training step ("step"): wandb's own step can only ascend, and
+    evaluations that run beside training report late. Raises SinkUnavailable if the client is not installed.
     """
 
     def __init__(self, run: RunFolder, *, project: str = "rocstar", mode: str = "offline", **settings: Any) -> None:

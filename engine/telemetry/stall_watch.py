@@ -1,11 +1,11 @@
-"""Names the line at which an event loop stands still, says it after a while, and ends a process whose loop never moves.
+"""Names the line that blocks an event loop, reports it after a while, and ends a process whose loop stays blocked.
 
 Invariants
-- While the loop serves its ticks the thread only wakes up, every LOOK_S.
-- A loop that stands still for SAID_S is said, and for `silence_s` ends the process: also where the code that holds it
-  lets no other thread run (a regular expression that never ends, say). There CPU seconds count, and the kernel acts: it
-  prints the stack, and the process dies of SIGPROF.
-- A process that was stopped (Ctrl-Z, fg) has not stood still: what counts is what the thread saw.
+- While the loop serves its ticks, the thread does nothing but wake up every LOOK_S.
+- A loop that is blocked for SAID_S is reported, and after `silence_s` the process ends. This holds also if the blocking
+  code lets no other thread run (a regular expression that never ends, for example). Then CPU seconds count, and the
+  kernel acts: faulthandler prints the stack, and SIGPROF kills the process.
+- A process that was stopped (Ctrl-Z, fg) was not blocked: only time that the thread observed counts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Literal, Self
 
 LOOK_S = 0.02
 SAID_S = 60.0
-SEEN_S = 1.0  # at most so much of the time between two looks is counted
+SEEN_S = 1.0  # at most this much of the time between two looks counts
 _STDERR = 2
 _LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 @dataclass(kw_only=True)
 class Stall:
-    """Decides what is done about a loop that stands still. Pure: looks go in.
+    """Decides what to do about a blocked loop. Pure: observations go in, actions come out.
 
     >>> stall = Stall(said_s=1.0, silence_s=2.0)
     >>> [stall.look(late=True, passed_s=0.5) for _ in range(4)]
@@ -43,7 +43,7 @@ class Stall:
     is_said: bool = False
 
     def look(self, *, late: bool, passed_s: float) -> Literal["say", "end"] | None:
-        """late: the loop has not served its tick. passed_s: since the last look."""
+        """Returns what to do now. late: the loop has not served its tick. passed_s: seconds since the last look."""
         if not late:
             self.seconds, self.is_said = 0.0, False
             return None
@@ -57,9 +57,10 @@ class Stall:
 
 
 class StallWatch:
-    """`with StallWatch(overdue_s) as watch` in the loop's own thread. overdue_s: how late the loop is, 0 or less where
-    it is not. seconds: for which the loop stood at each place, "file.py:12 function". say: called in the watching
-    thread with a line for the user. end: ends the process, called likewise.
+    """Watches the loop of the thread that enters it: `with StallWatch(overdue_s) as watch`.
+
+    overdue_s: returns how late the loop is, 0 or less if it is not. seconds: how long each line, "file.py:12 function",
+    blocked the loop. say: takes a line for the user. end: ends the process. The watching thread calls all three.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class StallWatch:
     def _look(self) -> None:
         seen_s, looked_at = 0.0, time.perf_counter()
         while not self._over.wait(LOOK_S):
-            _set_timers(self._stall.said_s, self._stall.silence_s)  # they run down while this thread cannot
+            _set_timers(self._stall.said_s, self._stall.silence_s)  # they fire if this thread cannot run to reset them
             now, late_s = time.perf_counter(), self._overdue_s()
             passed_s, looked_at = now - looked_at, now
             if late_s <= 0:
@@ -111,26 +112,26 @@ class StallWatch:
                 self._act(self._stall.look(late=True, passed_s=passed_s), place)
 
     def _act(self, action: Literal["say", "end"] | None, place: str) -> None:
-        stood = f"the event loop has stood still for {self._stall.seconds:.0f} s at {place}"
-        fix = "Fix: let it await, or put what it computes into a thread (asyncio.to_thread)"
+        blocked = f"the event loop has been blocked for {self._stall.seconds:.0f} s at {place}"
+        fix = "Fix: await there, or move the computation into a thread (asyncio.to_thread)"
         if action == "say":
-            self._say(f"{stood}; nothing moves, and after {self._stall.silence_s:g} s the process ends. {fix}")
+            self._say(f"{blocked}; after {self._stall.silence_s:g} s the process ends. {fix}")
         elif action == "end":
-            self._say(f"{stood}; the process ends. {fix}")
+            self._say(f"{blocked}; the process ends. {fix}")
             self._end()
 
 
 def _set_timers(said_s: float, silence_s: float) -> None:
-    """Sets timers of this process's CPU time. 0 or infinite: they never fire."""
+    """Sets timers that run on this process's CPU time. A timer of 0 or infinity never fires."""
     for timer, seconds in ((signal.ITIMER_VIRTUAL, said_s), (signal.ITIMER_PROF, silence_s)):
         signal.setitimer(timer, seconds if seconds < 1e8 else 0.0)
 
 
 def place_of(frame: FrameType) -> str:
-    """The innermost line that is no library's, or the innermost one."""
-    found: FrameType | None = frame
-    while found is not None and found.f_code.co_filename.startswith((*_LIBRARY, "<")):
-        found = found.f_back
-    found = found or frame
-    name = found.f_code.co_filename.rpartition("/")[2]
-    return f"{name}:{found.f_lineno} {found.f_code.co_qualname}"
+    """Returns the innermost line outside of libraries, else the innermost line."""
+    outside: FrameType | None = frame
+    while outside is not None and outside.f_code.co_filename.startswith((*_LIBRARY, "<")):
+        outside = outside.f_back
+    shown = outside or frame
+    name = shown.f_code.co_filename.rpartition("/")[2]
+    return f"{name}:{shown.f_lineno} {shown.f_code.co_qualname}"

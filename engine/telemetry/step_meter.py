@@ -1,7 +1,6 @@
-"""Where the seconds of one step went, on the replicas: the idle clock from the step's begin to its end.
+"""Measures where the replicas' seconds of one step went, by the idle clock at its beginning and at its end.
 
-Invariant: `replicas/busy_s` and the sum of `idle/*_s` are the seconds of all replicas together, those that are down
-included.
+Invariant: `replicas/busy_s` and all `idle/*_s` add up to the seconds of all replicas, those that are down included.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from engine.telemetry.timeline import Timeline
 
 
 class StepMeter:
-    """`begin`, then `read`; what lies between two steps, an evaluation say, is nobody's."""
+    """Measures from `begin` to `read`. What happens between two steps, such as an evaluation, counts for neither."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -24,16 +23,16 @@ class StepMeter:
         self._timeline.idle.occupancy.begin(now)
 
     def read(self) -> dict[str, float]:
-        """Metrics since `begin`."""
+        """Returns the metrics since `begin`."""
         now, idle = self._timeline.now(), self._timeline.idle
-        seconds = self._replica_seconds(now)
-        passed = {cause: seconds[cause] - self._seconds[cause] for cause in seconds}
-        held = {name: total - self._held[name] for name, total in idle.held(now).items()}
+        total = self._replica_seconds(now)
+        seconds = {cause: total[cause] - self._seconds[cause] for cause in total}
+        held = {name: so_far - self._held[name] for name, so_far in idle.held(now).items()}
         idle.occupancy.advance(now)
         return {
-            "replicas/busy_s": passed["busy"],
-            "replicas/busy_share": passed["busy"] / max(1e-9, sum(passed.values())),
-            **{f"idle/{cause}_s": passed[cause] for cause in CAUSES},
+            "replicas/busy_s": seconds["busy"],
+            "replicas/busy_share": seconds["busy"] / max(1e-9, sum(seconds.values())),
+            **{f"idle/{cause}_s": seconds[cause] for cause in CAUSES},
             "kv/blocked_s": held["kv_blocked"],
             "time/lease_wait_s": held["lease"],
             "tools/starved_s": idle.occupancy.starved_s,

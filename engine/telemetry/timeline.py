@@ -1,13 +1,13 @@
-"""The timeline of a run: what happened and when, until somebody takes it away; and the idle clock.
+"""Collects the events of a run with their times until somebody drains them, and holds the idle clock.
 
 Invariants
-- Times are those of `engine.clock`, seconds since 1970; recording is an append.
-- The newest EVENTS of each kind are kept: memory is bounded however long nobody takes them.
+- Times are those of `engine.clock`, seconds since 1970. Recording an event is an append.
+- Only the newest EVENTS of each kind are kept, so memory is bounded even if nobody drains them.
 - Spans that have a `key` belong to that trajectory.
 - Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
-- Engine steps are thinned as they come: all of a replica that end within BUCKET_S are one.
+- Engine steps are merged as they come: all steps of a replica that end within BUCKET_S are one.
 
-`engine.recording` writes them down; `engine.recording.trace` makes of them what Perfetto opens.
+`engine.recording` writes the events down; `engine.recording.trace` turns them into a file for Perfetto.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine import clock as run_clock
 from engine.replica.port import KvSample
 from engine.telemetry.idle_clock import IdleClock, Interval
 
-# In the order in which Perfetto shows them.
+# Perfetto shows the tracks in this order.
 TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation", "nodes")
 EVENTS = 250_000
 BUCKET_S = 0.05
@@ -69,8 +69,8 @@ class LagEvent(NamedTuple):
 
 @dataclass(slots=True)
 class StepBucket:
-    """Engine steps of a replica that ended between began and at: sums of preempted, prefilled and steps, the largest of
-    the others.
+    """The engine steps of a replica that ended between began and at. preempted, prefilled and steps are sums, the other
+    fields maxima.
     """
 
     replica: int
@@ -95,7 +95,7 @@ class StepBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Events:
-    """What the timeline held."""
+    """The events between start and end."""
 
     start: float
     end: float
@@ -107,10 +107,10 @@ class Events:
 
 
 class Timeline:
-    """Collects what happened, for `drain`. Raises KeyError for a track that is not in TRACKS."""
+    """Collects events for `drain`. Methods raise KeyError for a track that is not in TRACKS."""
 
     def __init__(self, clock: Callable[[], float] = run_clock.now) -> None:
-        self.now = clock  # not the loop's clock: uvloop counts in whole milliseconds
+        self.now = clock  # the loop's clock will not do: uvloop's has whole milliseconds
         self.idle = IdleClock()
         self.lanes = {track: Lanes() for track in TRACKS}
         self._since = clock()
@@ -132,7 +132,7 @@ class Timeline:
         self._instants.append(InstantEvent(track, self.now(), name, args))
 
     def step(self, replica: int, used_blocks: int, sample: KvSample) -> None:
-        """One engine step: blocks in use, running and waiting requests at its end."""
+        """Records an engine step, with the state of the replica at its end."""
         now = self.now()
         bucket = self._open_buckets.get(replica)
         if bucket is None or now - bucket.began >= BUCKET_S:
@@ -141,12 +141,12 @@ class Timeline:
         bucket.add(now, used_blocks, sample)
 
     def lag(self, lag_s: float) -> None:
-        """How late the event loop served a timer just now."""
+        """Records how late the event loop just served a timer."""
         self._lags.append(LagEvent(self.now(), lag_s))
 
     @contextmanager
     def idle_cause(self, cause: str) -> Iterator[None]:
-        """Inside, replicas that stand idle do so for this cause (`IdleClock.flag`)."""
+        """Inside, replicas may be idle for this cause (`IdleClock.flag`)."""
         self.idle.flag(cause, 1, self.now())
         try:
             yield
@@ -154,7 +154,7 @@ class Timeline:
             self.idle.flag(cause, -1, self.now())
 
     def drain(self) -> Events:
-        """Everything since the last time. Cheap: nothing is copied."""
+        """Returns everything since the last call. It is cheap: nothing is copied."""
         now = self.now()
         events = Events(
             start=self._since,

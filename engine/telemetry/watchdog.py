@@ -1,11 +1,11 @@
-"""No silent hang: a report of what every task waits for, on demand (SIGUSR1) and when nothing moves any more.
+"""Prevents silent hangs: reports what every task waits for, on demand (SIGUSR1) and when a run makes no progress.
 
 Invariants
-- A run in which `progress` stands still for `silence_s` ends with `NoProgress`, which carries the report.
+- A run whose `progress` does not change for `silence_s` ends with `NoProgress`, which carries the report.
 - A run that failed or was interrupted ends, whatever its threads do.
-- Ctrl-C, SIGTERM and SIGHUP end a run in the same way: what it measured is written. One of them that comes again ends
-  the process at once, also while its event loop stands still or holds the interpreter; so does a single one, after
-  STANDS_S, if the loop does not move.
+- Ctrl-C, SIGTERM and SIGHUP end a run in the same way: what it measured is written. A second one ends the process at
+  once, even if the event loop is blocked or holds the interpreter. So does the first one, after STANDS_S, if the loop
+  is blocked.
 """
 
 from __future__ import annotations
@@ -27,49 +27,50 @@ from typing import Any, NoReturn
 
 from engine.pipeline.pipeline import StageStats
 
-STANDS_S = 10.0  # so long a loop that is told to end may take for its next tick
-TWICE_S = 0.5  # a signal that comes again sooner is the same one, from a shell and a wrapper, say
+STANDS_S = 10.0  # longest time that a loop may take for its next tick once it is told to end
+TWICE_S = 0.5  # a second signal that comes sooner is the same one, sent by a shell and its wrapper, for example
 
 
 class NoProgress(RuntimeError):
-    """Nothing has moved for too long; the message lists queues and tasks."""
+    """A run made no progress for too long. The message lists queues and tasks."""
 
 
 def report(stats: Callable[[], list[StageStats]]) -> str:
-    """Queue depths and blocked seconds of each stage, then each place where tasks wait, with their number and names."""
+    """Returns queue and blocked seconds of each stage, then the lines where tasks wait, with number and a name."""
     lines = [
         f"  stage {row.name}: {row.queue} queued, {row.items_in} in, {row.items_out} out, busy {row.busy_s:.1f} s, "
         f"blocked on input {row.blocked_in_s:.1f} s, on output {row.blocked_out_s:.1f} s"
         for row in stats()
     ]
-    places: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
     names: dict[str, str] = {}
     for task in asyncio.all_tasks():
-        place = _place(task.get_coro())
-        places[place] += 1
-        names.setdefault(place, task.get_name())
-    lines += [f"  {count} x {place} ({names[place]})" for place, count in places.most_common()]
+        where = _waiting_at(task.get_coro())
+        waiting[where] += 1
+        names.setdefault(where, task.get_name())
+    lines += [f"  {count} x {where} ({names[where]})" for where, count in waiting.most_common()]
     return "\n".join(lines)
 
 
 async def watch(progress: Callable[[], Any], stats: Callable[[], list[StageStats]], silence_s: float = 900.0) -> None:
-    """Until cancelled. Raises NoProgress when progress() has returned the same value for silence_s.
+    """Watches until it is cancelled. Raises NoProgress once progress() has returned the same value for silence_s.
 
-    silence_s must exceed every deadline of a single wait (a learner's step, say), whose own error says more.
+    silence_s must exceed every deadline of a single wait, such as a step of the learner: its own error says more.
     """
-    seen, looks = progress(), 0
+    before, unchanged = progress(), 0
     while True:
         await asyncio.sleep(silence_s / 10)
-        looks = looks + 1 if progress() == seen else 0
-        seen = progress()
-        if looks > 10:  # not by the clock: where this process stood still (Ctrl-Z, fg) nothing could move
-            raise NoProgress(f"nothing has moved for {silence_s:g} s:\n{report(stats)}")
+        unchanged = unchanged + 1 if progress() == before else 0
+        before = progress()
+        # Looks count, not the clock: while this process is stopped (Ctrl-Z, fg) nothing can progress.
+        if unchanged > 10:
+            raise NoProgress(f"the run has made no progress for {silence_s:g} s:\n{report(stats)}")
 
 
 @contextlib.contextmanager
 def shows_on_signal(stats: Callable[[], list[StageStats]]) -> Iterator[None]:
-    """Inside, SIGUSR1 prints the report with the stages of a run, and before it the stack of the loop. A loop that runs
-    in another thread than the main one hears of no signals.
+    """Inside, SIGUSR1 prints the stack of the loop, then the report with the stages of a run. Only the main thread gets
+    signals: in any other thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,7 +83,7 @@ def shows_on_signal(stats: Callable[[], list[StageStats]]) -> Iterator[None]:
 
 
 def _show_on_signal(stats: Callable[[], list[StageStats]]) -> None:
-    """The stack is printed by a handler in C, so also while the loop stands still."""
+    """Makes SIGUSR1 print stack and report. A handler in C prints the stack, so it works while the loop is blocked."""
     faulthandler.unregister(signal.SIGUSR1)
     report_now = partial(_print_report, stats)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, report_now)
@@ -96,8 +97,10 @@ def _print_report(stats: Callable[[], list[StageStats]]) -> None:
 @contextlib.contextmanager
 def end_on_signals(task: asyncio.Task[Any], stands_s: float = STANDS_S) -> Iterator[None]:
     """Inside, Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) cancel the task, which then writes what it has. A
-    run under nohup, which ignores SIGHUP, goes on. SIGUSR1 prints where its tasks wait. stands_s: how long the loop may
-    take for its next tick then; after it the stack is printed, and SIGALRM ends the process. In the main thread.
+    run under nohup, which ignores SIGHUP, goes on. SIGUSR1 prints where tasks wait. Must be called in the main thread.
+
+    stands_s: how long the loop may take for its next tick after such a signal. If it takes longer, the stack is printed
+    and SIGALRM ends the process.
     """
     ending = _Ending(task, asyncio.get_running_loop(), stands_s)
     faulthandler.register(signal.SIGALRM, file=2, all_threads=False, chain=True)
@@ -118,8 +121,11 @@ def end_on_signals(task: asyncio.Task[Any], stands_s: float = STANDS_S) -> Itera
 
 
 class _Ending:
-    """The signals' handler. Python runs it between two instructions of the main thread. Where none follows (a library
-    computes), it does not run, and the next signal finds the kernel's own action, which is to end the process.
+    """Handles the signals that end a run.
+
+    Python runs a handler between two instructions of the main thread, so it does not run while a library computes. For
+    that case each handler is installed for one signal only: the next one meets the kernel's default, which ends the
+    process.
     """
 
     def __init__(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, stands_s: float) -> None:
@@ -139,12 +145,12 @@ class _Ending:
             signal.setitimer(signal.ITIMER_REAL, self._stands_s)  # its signal ends the process
             self._loop.call_soon_threadsafe(signal.setitimer, signal.ITIMER_REAL, 0.0)
         elif now - self._first_at > TWICE_S:
-            os.write(2, b"ended at once; what was written down is kept\n")
+            os.write(2, b"ended at once; what was written before is kept\n")
             os._exit(128 + number)
 
 
 class _Sigaction(ctypes.Structure):
-    """The structure that the C libraries of 64-bit Linux use."""
+    """struct sigaction as the C libraries of 64-bit Linux have it."""
 
     _fields_ = (
         ("handler", ctypes.c_void_p),
@@ -155,7 +161,7 @@ class _Sigaction(ctypes.Structure):
 
 
 def _handle_once(number: int) -> None:
-    """The handler that is there now is for the next signal only; the one after it has the kernel's default."""
+    """Makes the installed handler serve the next signal only; after it the kernel's default is back."""
     library, action = ctypes.CDLL(None), _Sigaction()
     if library.sigaction(number, None, ctypes.byref(action)) == 0:
         action.flags |= -0x80000000  # SA_RESETHAND
@@ -163,7 +169,7 @@ def _handle_once(number: int) -> None:
 
 
 def exit_process(status: int) -> NoReturn:
-    """End the process. With a status other than 0 its threads are left alone: nothing can interrupt one that waits."""
+    """Ends the process. With a status other than 0 it does not join threads: nothing can interrupt one that waits."""
     if status:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
@@ -172,8 +178,8 @@ def exit_process(status: int) -> NoReturn:
     sys.exit(0)
 
 
-def _place(waiter: Any) -> str:
-    """File and line of the innermost coroutine that a suspended task waits in."""
+def _waiting_at(waiter: Any) -> str:
+    """Returns file and line of the innermost coroutine in which a suspended task waits."""
     frame = None
     while waiter is not None:
         frame = getattr(waiter, "cr_frame", None) or getattr(waiter, "ag_frame", None) or frame

@@ -121,4 +121,4 @@ def test_a_loop_that_stands_for_too_long_ends_its_process(kind, code):
     found, out, errors = Program(kind, silence_s="1.5").ended()
     assert found == code
     assert "<lambda>" in out + errors
-    assert "stood still" in out + errors if code == 1 else "most recent call" in errors
+    assert "been blocked" in out + errors if code == 1 else "most recent call" in errors
