@@ -1,6 +1,6 @@
-"""What the newest steps of a run were lost to, by cause. Pure: rows of metrics.jsonl go in, shares come out.
+"""Computes what share of a run's newest steps was lost to each cause. Pure: rows of metrics.jsonl go in.
 
-Shares overlap where several causes held at once; each alone is between 0 and 1 but for rounding.
+Shares overlap if several causes held at once. Each one is between 0 and 1, up to rounding.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-ROOM = 0.8  # of a machine's cores in use; where more are, learner and replicas gain nothing from running at once
-SATURATED = 0.9  # CPU of the event loop's thread, beyond which everything waits for it
+ROOM = 0.8  # above this share of busy cores, learner and replicas gain nothing from running at once
+SATURATED = 0.9  # above this CPU share of the event loop's thread, everything waits for it
 
 Row = Mapping[str, Any]
 
@@ -33,8 +33,9 @@ class Limit(StrEnum):
 
 
 class StepWindow:
-    """rows: those of steps that have a pace. config: of config.json. summary: of a run that has ended; its totals of
-    idle seconds stand in where the rows have none.
+    """The newest steps of a run. rows: those of metrics.jsonl that have `time/step_s`. config: that of config.json.
+
+    summary: that of summary.json, once the run has ended; its totals of idle seconds are used if the rows have none.
     """
 
     def __init__(
@@ -42,15 +43,16 @@ class StepWindow:
     ) -> None:
         self.rows, self.config = rows, config
         self.seconds = max(1e-9, self.total("time/step_s"))
-        # Where rollout nodes make all groups, the replicas whose seconds are measured only evaluate.
+        # If rollout nodes make all groups, the replicas that are measured here only evaluate.
         self._replica_seconds = {} if config.get("nodes_only") else _replica_seconds(rows, summary or {})
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is known what the replicas that make the rollouts waited for."""
+        """Whether the rows say what the replicas that make the rollouts waited for."""
         return bool(self._replica_seconds)
 
     def total(self, name: str) -> float:
+        """Returns the sum of a metric over the steps."""
         return sum(row.get(name, 0.0) for row in self.rows)
 
     def share(self, name: str) -> float:
@@ -58,17 +60,17 @@ class StepWindow:
         return self.total(name) / self.seconds
 
     def mean(self, name: str, default: float = 0.0) -> float:
-        """Over the steps, each by its length; default where no row has it."""
+        """Returns the mean of a metric over the steps, weighted by their seconds; default if no row has it."""
         rows = [row for row in self.rows if name in row]
         seconds = sum(row["time/step_s"] for row in rows)
         return sum(row[name] * row["time/step_s"] for row in rows) / seconds if seconds else default
 
     def most(self, prefix: str) -> float:
-        """The largest value of the metrics that begin so, 0 where there is none."""
+        """Returns the largest value of the metrics whose names begin with the prefix, 0 if there is none."""
         return max((value for row in self.rows for name, value in row.items() if name.startswith(prefix)), default=0.0)
 
     def idle(self, cause: str) -> float:
-        """Share of the replicas' time; "busy" is one of the causes."""
+        """Returns the share of the replicas' time that went to a cause; "busy" is one of the causes."""
         return self._replica_seconds.get(cause, 0.0) / max(1e-9, sum(self._replica_seconds.values()))
 
     @property
@@ -76,33 +78,33 @@ class StepWindow:
         return int(self.value("max_staleness", 0))
 
     def has(self, name: str) -> bool:
-        """Whether the recipe has this option. A run whose configuration is not known may have any."""
+        """Returns whether the recipe has this option. A run whose configuration is not known may have any."""
         return not self.config or self.option(name) in self.config
 
     def option(self, name: str) -> str:
-        """The name that the command line knows: alone, or within a part of the configuration."""
+        """Returns an option's name on the command line, which may have the part of the configuration before it."""
         return next((key for key in self.config if key == name or key.endswith(f".{name}")), name)
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Returns the value of an option; default where config.json has none of that name."""
+        """Returns the value of an option; default if config.json has none of that name."""
         return self.config.get(self.option(name), default)
 
     @property
     def tool_waits(self) -> dict[str, float]:
-        """Seconds in which trajectories waited, by tool."""
+        """Seconds in which trajectories waited for each tool."""
         names = {name for row in self.rows for name in row if name.startswith("tools/wait/")}
         return {name.removeprefix("tools/wait/").removesuffix("_s"): self.total(name) for name in sorted(names)}
 
     @property
     def blocked_at(self) -> str:
-        """The line at which the event loop stood longest, "mine.py:12 clean"; empty where none was noted."""
-        prefix, found = "host/blocked_at/", Counter[str]()
+        """The line that blocked the event loop longest, "mine.py:12 clean"; empty if none was noted."""
+        prefix, seconds = "host/blocked_at/", Counter[str]()
         for row in self.rows:
-            found.update({name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)})
-        return max(found, key=lambda place: found[place], default="")
+            seconds.update({name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)})
+        return max(seconds, key=lambda line: seconds[line], default="")
 
     def lost(self) -> dict[Limit, float]:
-        """Share of the steps by cause; what is said of replicas is the mean of them. NONE: what was not lost."""
+        """Returns the share of the steps that each cause took, averaged over replicas. NONE: the share not lost."""
         gate = self.idle("staleness_gate")
         publish = min(1.0, self.total("learner/publish_s") / max(1e-9, self.total("time/learn_s")))
         return {
@@ -125,20 +127,20 @@ class StepWindow:
         return max(0.0, self.idle("busy") - self.share("kv/blocked_s") - self.share("rollout/tail_s") - starved)
 
     def _host_idle(self) -> float:
-        """Without what the bound on staleness explains: replicas without work while nothing more may begin."""
+        """Share of idle time that counts for the host. Time in which `max_staleness` lets no group begin does not."""
         gated = self.share("time/lease_wait_s") if self.max_staleness else 0.0
         return max(0.0, self.idle("host") - gated)
 
     def _saturated(self) -> float:
-        """CPU of the event loop's thread where it has no time left, else 0: a busy loop alone costs nothing."""
+        """CPU share of the event loop's thread if it has no time left, else 0: a busy loop alone costs nothing."""
         used = self.mean("host/loop_cpu_share")
         return used if used >= SATURATED else 0.0
 
     def _waits_for_each_other(self) -> float:
         """Share of the steps that more staleness would save.
 
-        On-policy, replicas and learner take turns: the shorter of the two. Else the time in which the learner waits
-        for rollouts, no new ones may begin, and the replicas are (nearly) empty all the same.
+        On-policy, replicas and learner take turns, and the shorter of the two turns can be saved. Otherwise it is the
+        time in which the learner waits for rollouts, no new ones may begin, and the replicas are nearly empty.
         """
         learner_waits = self.share("time/rollout_s")
         if self.max_staleness:
@@ -148,23 +150,23 @@ class StepWindow:
 
     @property
     def may_overlap(self) -> bool:
-        """Learner and replicas could work at once: on GPUs of their own, or on cores that are not all in use."""
+        """Whether learner and replicas could work at once: on GPUs of their own, or on cores that are not all busy."""
         if devices := self.config.get("devices"):
             return len(devices) > self.value("learner_ranks", 1)
         return self.mean("host/machine_cpu_share", 1.0) < ROOM
 
 
 def _replica_seconds(rows: Sequence[Row], summary: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the seconds of all replicas together, by "busy" or cause: in these rows, else in the whole run."""
-    found: Counter[str] = Counter()
+    """Returns the seconds of all replicas together, by "busy" or cause, from the rows, else from the summary."""
+    totals: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():
             if name == "replicas/busy_s" or name.startswith("idle/"):
-                found.update({name.rpartition("/")[2].removesuffix("_s"): value})
-    if not found:
+                totals.update({name.rpartition("/")[2].removesuffix("_s"): value})
+    if not totals:
         for causes in summary.get("idle_attribution_s", {}).values():
-            found.update(causes)
-    return dict(found)
+            totals.update(causes)
+    return dict(totals)
 
 
 def percent(share: float) -> str:

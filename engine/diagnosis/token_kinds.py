@@ -1,12 +1,12 @@
-"""Sorts the uncertain tokens of a trajectory into kinds. Pure: texts and spans in, arrays out.
+"""Sorts the uncertain tokens of a trajectory into kinds. Pure: texts and spans go in, arrays come out.
 
-A token has *high entropy* where the entropy of the distribution that it was drawn from is among the highest
-HIGH_SHARE. The top 20 % are the convention of "Beyond the 80/20 Rule" (arXiv 2506.01939), which rStar2-Agent's report
-(arXiv 2508.20722) builds on. The report finds two kinds of them:
+A token has *high entropy* if the entropy of the distribution that it was drawn from is among the highest HIGH_SHARE.
+The top 20 % are the convention of "Beyond the 80/20 Rule" (arXiv 2506.01939), on which rStar2-Agent's report (arXiv
+2508.20722) builds. The report names two kinds of such tokens:
 
-- *forking* tokens, with which the model stops to doubt or check itself. Here: a token of one of FORKING_PHRASES,
+- *forking* tokens, with which the model stops to doubt or check itself. Here they are the tokens of FORKING_PHRASES
   outside of tool calls.
-- *reflection* tokens, with which it responds to what a tool has replied. Here: one of the first AFTER_REPLY sampled
+- *reflection* tokens, with which the model responds to a tool's reply. Here they are the first AFTER_REPLY sampled
   tokens after a reply.
 
 A token may be of both kinds. Shape legend: T tokens of a trajectory.
@@ -34,7 +34,7 @@ Bools = NDArray[np.bool_]
 
 
 def _pattern(phrases: Sequence[str]) -> re.Pattern[str]:
-    """Whole phrases in any case, the longest first; a hyphen may be left out or be a space."""
+    """Returns a pattern of whole phrases in any case, the longest first. A hyphen may be missing, or be a space."""
     longest_first = sorted(phrases, key=len, reverse=True)
     loose = [re.escape(phrase).replace(r"\-", r"[-\s]?").replace(r"\ ", r"\s+") for phrase in longest_first]
     return re.compile(rf"(?<!\w)(?:{'|'.join(loose)})(?!\w)", re.IGNORECASE)
@@ -48,9 +48,10 @@ _CALL = re.compile("<tool_call>.*?(?:</tool_call>|$)", re.DOTALL)  # the tags of
 class Marks:
     """What each token of a trajectory is.
 
-    turn_T: the turn that sampled it, -1 for prompt and replies. forking_T and call_T (part of a tool call, its tags
-    included): of sampled tokens. after_reply_T: 1 for the first sampled token after a reply, and so on; 0 in the first
-    turn and for what was not sampled. phrase_T: the phrase that a forking token begins, in lower case, else "".
+    turn_T: the turn that sampled it, -1 in the prompt and in replies. forking_T: whether a sampled token is forking.
+    call_T: whether a sampled token is part of a tool call, its tags included. after_reply_T: 1 for the first sampled
+    token after a reply, and so on; 0 in the first turn and for tokens that were not sampled. phrase_T: the phrase that
+    begins with this token, in lower case, else "".
     """
 
     turn_T: NDArray[np.int32]
@@ -65,7 +66,7 @@ class Marks:
 
 
 def mark(texts_T: Sequence[str], turns: Sequence[tuple[int, int]]) -> Marks:
-    """texts_T: of each token; turns: the sampled spans [start, end).
+    """Marks each token. texts_T: the tokens' texts. turns: the sampled spans [start, end).
 
     >>> marks = mark(["Q?", "So", " 4", ".", "4", "But", " wait", "."], [(1, 4), (5, 8)])
     >>> marks.forking_T.tolist()
@@ -84,19 +85,19 @@ def mark(texts_T: Sequence[str], turns: Sequence[tuple[int, int]]) -> Marks:
         pieces = texts_T[start:end]
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
         text = "".join(pieces)
-        for found in _CALL.finditer(text):
-            first, last = _tokens(ends, *found.span())
+        for call in _CALL.finditer(text):
+            first, last = _tokens(ends, *call.span())
             call_T[start + first : start + last] = True
-        for found in _FORKING.finditer(text):
-            first, last = _tokens(ends, *found.span())
+        for phrase in _FORKING.finditer(text):
+            first, last = _tokens(ends, *phrase.span())
             if not call_T[start + first]:
                 forking_T[start + first : start + last] = True
-                phrase_T[start + first] = " ".join(found.group().lower().split())
+                phrase_T[start + first] = " ".join(phrase.group().lower().split())
     return Marks(
         turn_T=turn_T, forking_T=forking_T, call_T=call_T, after_reply_T=after_reply_T, phrase_T=tuple(phrase_T)
     )
 
 
 def _tokens(ends: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-    """The tokens [first, last) that hold the characters [begin, end)."""
+    """Returns the tokens [first, last) that hold the characters [begin, end)."""
     return int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1
