@@ -13,12 +13,12 @@ from engine.view.answers.trajectories import NotThere
 from engine.view.page import single_page
 from engine.view.questions import Questions
 
-STEPS = 2  # newest steps whose groups, trajectories and timeline the file has: those of a long run are gigabytes
-TRAJECTORIES = 64  # trajectories of such a step that have their texts and tokens
+STEPS = 2  # the file has groups and timeline of this many newest steps: those of a whole run are gigabytes
+TRAJECTORIES = 64  # trajectories of each such step that come with their texts and tokens
 
 
 def export(questions: Questions, path: Path) -> int:
-    """Writes the file; returns its bytes. Raises CannotWrite and NoPlots."""
+    """Writes the file and returns its size in bytes. Raises CannotWrite and NoPlots."""
     content = single_page(dict(_answers(questions))).encode()
     try:
         write_whole(path, [content])
@@ -66,9 +66,9 @@ def _step(questions: Questions, run: int, step: int) -> Iterator[tuple[str, Any]
 
 
 def _asked(questions: Questions, name: str, **values: int) -> Iterator[tuple[str, Any]]:
-    """Yields the answer with the address that the page asks for it: the values stand in this order there too.
+    """Yields the answer under the address that the page asks for, which has the values in this order too.
 
-    Yields nothing where the files hold no answer: a damaged record holds no groups.
+    Yields nothing if the files hold no answer: a damaged record holds no groups.
     """
     query = {key: str(value) for key, value in values.items()}
     with suppress(NotThere):

@@ -1,7 +1,7 @@
-"""Puts the page together: index.html with its modules, as files of a server or as one file.
+"""Assembles the page from index.html and its modules, as files of a server or as a single file.
 
 There is no build step. The modules of static/ import each other by bare names ("view/parts/dom"). The page's import map
-gives each name an address: that of the server, or in one file the module's own text.
+gives each name an address: one of the server, or in a single file the module's own text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class NoPlots(Exception):
 
 
 def plot_folder() -> Path:
-    """Returns the folder of uPlot's files, within a package that is not imported. Raises NoPlots."""
+    """Returns the folder of uPlot's files. It finds the package without importing it. Raises NoPlots."""
     package = importlib.util.find_spec("uplot")
-    for place in (package.submodule_search_locations or []) if package is not None else []:
-        folder = Path(place) / "static"
+    for location in (package.submodule_search_locations or []) if package is not None else []:
+        folder = Path(location) / "static"
         if all((folder / name).is_file() for name in PLOT_FILES):
             return folder
     raise NoPlots("the plots need uPlot, which is not installed. Fix: pip install uplot-python==1.1.1")
@@ -48,7 +48,7 @@ def served_page() -> str:
 
 
 def single_page(answers: Mapping[str, Any]) -> str:
-    """Returns the page as one file. answers: what a server would answer, by the address that the page asks."""
+    """Returns the page as a single file. answers: what a server would answer, by the address that the page asks for."""
     folder = plot_folder()
     styles = [(folder / "uPlot.min.css").read_text(), (STATIC / "style.css").read_text()]
     return _page(
@@ -60,13 +60,15 @@ def single_page(answers: Mapping[str, Any]) -> str:
 
 
 def _page(*, style: str, plots: str, addresses: Mapping[str, str], answers: Mapping[str, Any] | None) -> str:
-    held = "" if answers is None else f'<script type="application/json" id="answers">{_within_html(answers)}</script>'
+    carried = ""
+    if answers is not None:
+        carried = f'<script type="application/json" id="answers">{_within_html(answers)}</script>'
     page = (STATIC / "index.html").read_text()
     for mark, part in (
         ("<!-- style -->", style),
         ("<!-- plots -->", plots),
         ("<!-- imports -->", f'<script type="importmap">{_within_html({"imports": addresses})}</script>'),
-        ("<!-- answers -->", held),
+        ("<!-- answers -->", carried),
     ):
         assert mark in page, mark
         page = page.replace(mark, part)

@@ -1,10 +1,10 @@
-"""Runs a command that computes for seconds, for a button of the page. Its last line is a JSON object.
+"""Runs a command that computes for seconds, for a button of the page. The last line that it prints is a JSON object.
 
-rivals   runs `rocstar bench rivals`: what other placement policies would have made of a recorded step ("Placement")
+rivals   runs `rocstar bench rivals`: a recorded step under other placement policies ("Placement")
          {"sentence": "round robin would have taken 1.28x", "lever": "...", "rows": [{"policy", "ratio", ...}]}
 replay   runs `rocstar replay`: a trajectory from one of its turns on ("Trajectory")
 
-Each is given what starts `rocstar`, since programs are above the page.
+The caller passes the command that starts `rocstar`, since this room may not import programs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ async def rivals(rocstar: Sequence[str], run: Path, step: int) -> dict[str, Any]
 
 
 async def replay(rocstar: Sequence[str], run: Path, values: Mapping[str, int]) -> dict[str, Any]:
-    """Samples a trajectory again from a turn on. Raises NotThere as `asked` does, KeyError for a missing value.
+    """Samples a trajectory again from a turn on. Raises NotThere as `asked` does, and KeyError for a missing value.
 
-    values: step, group, sample, turn; seed for another seed than the run's; start=1 for the weights that the run began
-    with.
+    values: step, group, sample, turn. seed replaces the run's seed; start=1 uses the weights that the run began with.
     """
     options = [f"{name}={values[name]}" for name in ("step", "group", "sample", "turn")]
     options += [f"seed={values['seed']}"] if "seed" in values else []
@@ -46,8 +45,8 @@ def _path(run: Path) -> str:
 
 
 async def asked(who: str, command: Sequence[str]) -> dict[str, Any]:
-    """Runs the program in the repository and returns its answer. Raises NotThere with its last line if it fails, and
-    if it says nothing for DEADLINE_S. The process ends with this call, also if the call is cancelled.
+    """Runs the program in the repository and returns its answer. Raises NotThere if it fails, with its last line, or if
+    it takes longer than DEADLINE_S. The process ends with this call, also if the call is cancelled.
     """
     process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=REPOSITORY)
     try:
@@ -65,4 +64,4 @@ async def asked(who: str, command: Sequence[str]) -> dict[str, Any]:
     try:
         return msgspec.json.decode(output.strip().rpartition(b"\n")[2], type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise NotThere(f"the last line of {who} is no JSON object: {error}") from error
+        raise NotThere(f"the last line that {who} printed is no JSON object: {error}") from error

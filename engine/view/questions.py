@@ -1,4 +1,4 @@
-"""Answers what the page asks about some runs, by name. The server and the export both answer from here."""
+"""Answers the questions that the page asks about runs, by name. Server and export both use it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Query = Mapping[str, str]
 
 
 class Questions:
-    """Answers questions about runs. follow: `runs` first reads what they have written since the last time."""
+    """Answers questions about runs. follow: `runs` first reads what the runs have written since the last time."""
 
     def __init__(self, runs: Sequence[RunFiles], *, follow: bool = False) -> None:
         self.runs, self.follow = runs, follow
-        self._lock = threading.Lock()  # answers are made in threads, and runs and readers keep what they have read
+        self._lock = threading.Lock()  # answers are made in threads, and RunFiles and RecordedRun cache what they read
         self._names: dict[str, Callable[[Query], Any]] = {
             "runs": self._runs,
             "metrics": self._metrics,
@@ -45,18 +45,18 @@ class Questions:
         }
 
     def answer(self, name: str, query: Query) -> Any:
-        """Answers the question of this name. Raises NotThere for what the run does not have, ValueError for a wrong
+        """Answers the question of this name. Raises NotThere for what the run does not have, and ValueError for a wrong
         question.
         """
-        asked = self._names.get(name)
-        if asked is None:
+        answer = self._names.get(name)
+        if answer is None:
             raise NotThere(f"there is no question {name!r}")
         with self._lock:
             try:
-                return asked(query)
+                return answer(query)
             except (ValueError, MemoryError):
                 raise
-            except Exception as error:  # files of a run are anybody's; the page goes on with the rest of it
+            except Exception as error:  # the files may come from anywhere; the page still shows what it can read
                 cause = f"{type(error).__name__}: {error}"
                 raise ValueError(f"{name}: the run's files are damaged, or not those of a run ({cause})") from error
 
@@ -107,12 +107,12 @@ class Questions:
         return asdict(diagnosis) | {"measured": measured}
 
 
-# What runs of one family may differ in: the seed, the place, and how the command was written.
+# Options in which runs of one family may differ: the seed, the folder, and how the command was written.
 FREE = ("seed", "steps", "name", "runs", "fresh", "argv", "directory", "options", "versions")
 
 
 def _family(config: Mapping[str, Any]) -> str:
-    """Returns a text that runs share which differ by their seed only, as far as learning goes.
+    """Returns a text that is the same for runs which differ only by their seed, as far as learning goes.
 
     >>> _family({"seed": 0, "lr": 1}) == _family({"seed": 1, "lr": 1}) != _family({"seed": 0, "lr": 2})
     True

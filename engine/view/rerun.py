@@ -14,11 +14,11 @@ WALL_S = 10.0
 
 
 async def run_again(call: ToolUse) -> dict[str, Any]:
-    """Runs the program of a call again, beside what the model read then. It has variables of its own, also where the
-    run's calls shared theirs. Raises NotThere for a call without a program, SandboxUnavailable where there is no
-    jail.
+    """Runs the program of a call again and returns the result beside the recorded call. The program starts without
+    variables, even if the run's calls shared a session. Raises NotThere for a call without a program, and
+    SandboxUnavailable if there is no jail.
 
-    The sandbox is open for this call only: half a second, against processes that stay about for a button.
+    The sandbox is opened for this call only. That takes half a second, but no processes are kept for a button.
     """
     code, stdin = _program(call)
     async with Sandbox(SandboxConfig(slots=1, limits=Limits(wall_s=WALL_S, cpu_s=WALL_S))) as box:

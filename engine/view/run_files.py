@@ -1,8 +1,8 @@
-"""Reads a run's folder for the page: rows of metrics as they come, configuration, summary, what was recorded.
+"""Reads a run's folder for the page: rows of metrics as they come, configuration, summary, and the record.
 
 Invariants
-- Only files are read, and nothing is written or locked: the run does not notice. `refresh` reads what has come since.
-- A row that is damaged is left out and named in `problems`; a last line without its end is not there yet.
+- Only files are read, and nothing is written or locked, so the run does not notice. `refresh` reads what is new.
+- A damaged row is left out and named in `problems`. A last line without its end counts as not yet written.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _FLOCK = "hhqqi"  # struct flock of Linux: type, whence, start, length, process
 
 
 class NotARun(ValueError):
-    """The folder holds no run. One line says why."""
+    """The folder holds no run. The message is one line that says why."""
 
 
 class RunFiles:
     """The files of the run in folder `path`. Raises NotARun if there is none or its configuration cannot be read, and
-    BadInput if a pipe or the like stands in the place of a file.
+    BadInput if one of the files is a pipe or the like.
 
-    rows: those of metrics.jsonl, in its order. epoch: grows when the rows were replaced, not just extended.
+    rows: those of metrics.jsonl, in order. epoch: grows when the rows were replaced instead of extended.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.recorded = RecordedRun(path)
         self.rows: list[dict[str, Any]] = []
-        self._damaged: list[str] = []  # rows
+        self._damaged: list[str] = []  # a line for each damaged row
         self._read_to = 0
         self._line = 0
         self._inode = 0
@@ -55,7 +55,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """The folder's name; `stage-1` has that of its run before it, since alone it would say too little."""
+        """The folder's name. `stage-1` has its run's name before it, since alone it would say too little."""
         path = self.path.resolve()
         return f"{path.parent.name}/{path.name}" if path.name.startswith("stage-") else path.name
 
@@ -67,19 +67,19 @@ class RunFiles:
 
     @property
     def state(self) -> str:
-        """ "running": a process holds the folder; "finished": it has a summary; "stopped": neither."""
+        """Is "running" if a process holds the folder, else "finished" if it has a summary, else "stopped"."""
         if _is_locked(self.path / "lock"):
             return "running"
         return "finished" if (self.path / "summary.json").exists() else "stopped"
 
     @property
     def problems(self) -> list[str]:
-        """What is damaged or cannot be read, a line each."""
+        """One line for each thing that is damaged or cannot be read."""
         fault = self.recorded.fault
         return self._damaged if fault is None else [fault, *self._damaged]
 
     def refresh(self) -> None:
-        """Reads the rows that were written since the last call; all of them where a resumed run wrote the file anew."""
+        """Reads the rows that were written since the last call, or all of them if a resumed run rewrote the file."""
         try:
             with (self.path / "metrics.jsonl").open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -119,9 +119,9 @@ class RunFiles:
 
 
 def _is_locked(path: Path) -> bool:
-    """Returns whether another process holds the lock. It is not taken: that might keep a run from starting."""
+    """Returns whether another process holds the lock. Trying to take it could keep a run from starting."""
     with suppress(OSError), path.open("rb") as file:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, query))
         return bool(kind != fcntl.F_UNLCK)
     return False

@@ -1,10 +1,10 @@
-"""The page over HTTP, for this machine's user alone.
+"""Serves the page over HTTP, to users of this machine only.
 
 Invariants
-- It listens on loopback. A request is answered only if it names a loopback host (another site's name that resolves to
-  127.0.0.1 is refused); one that starts something must come from the page itself.
-- The page may load nothing from elsewhere: the browser is told so in each answer.
-- An answer that takes long is made in a thread.
+- It listens on loopback. A request is answered only if it names a loopback host, so another site's name that resolves
+  to 127.0.0.1 is refused. A request that starts something must come from the page itself.
+- The page loads nothing from elsewhere: each answer tells the browser so.
+- Answers are made in a thread, since they may take long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sandbox import SandboxUnavailable
 from sandbox.http.incoming import bodies_end, names_loopback
 from sandbox.http.listener import Address, listening
 
-COMPRESS = 1 << 16  # bytes from which an answer is compressed: over an SSH tunnel it counts
+COMPRESS = 1 << 16  # answers of at least this many bytes are compressed, which helps over an SSH tunnel
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -47,7 +47,7 @@ Action = Callable[[RunFiles, dict[str, int]], Awaitable[dict[str, Any]]]
 
 @asynccontextmanager
 async def serve(questions: Questions, port: int, rocstar: Sequence[str]) -> AsyncIterator[str]:
-    """Serves the page and yields its URL. port 0: any free one. rocstar: for `make_app`.
+    """Serves the page and yields its URL. port: 0 takes any free one. rocstar: see `make_app`.
 
     Raises NoPlots and `sandbox.http.listener.CannotListen`.
     """
@@ -56,7 +56,7 @@ async def serve(questions: Questions, port: int, rocstar: Sequence[str]) -> Asyn
 
 
 def make_app(questions: Questions, rocstar: Sequence[str]) -> web.Application:
-    """Returns the page. rocstar: what starts that command, for buttons that compute. Raises NoPlots."""
+    """Returns the page's application. rocstar: the command that buttons start for computations. Raises NoPlots."""
     app = web.Application(middlewares=[bodies_end, _guarded])
     answers = _Answers(questions, rocstar)
     app.add_routes(

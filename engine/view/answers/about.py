@@ -1,4 +1,4 @@
-"""Answers for the page "Run": the configuration with its origin, versions, checkpoints, what became of tokens."""
+"""Answers the page "Run": the configuration and where it comes from, versions, checkpoints, what became of tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _checkpoints(run: Path) -> list[dict[str, Any]]:
     folder = CheckpointFolder(run / "checkpoints")
     checkpoints = []
     for step in folder.steps():
-        with suppress(OSError):  # a run deletes old ones meanwhile
+        with suppress(OSError):  # the run may delete an old one meanwhile
             files = [path.stat() for path in folder.of(step).iterdir()]
             checkpoints.append(
                 {

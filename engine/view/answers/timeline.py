@@ -1,4 +1,4 @@
-"""Answers for the page "Where time goes": idle time, spans and engine steps of some steps, in seconds of one axis."""
+"""Answers the page "Where time goes": idle time, spans and engine steps of some steps, on one axis of seconds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def timeline_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
     """Returns the steps from first to last, both included. Raises NotThere if nothing of them was recorded."""
     segments = list(run.recorded.timeline(first, last))
     if not segments:
-        there = run.recorded.timeline_steps
-        if not there:
+        kept = run.recorded.timeline_steps
+        if not kept:
             raise NotThere("this run has no recorded timeline (record/timeline)")
-        raise NotThere(f"the timeline of step {first} is not kept; that of steps {there[0]} to {there[-1]} is, in part")
+        raise NotThere(f"the timeline of step {first} is not kept; some of steps {kept[0]} to {kept[-1]} is")
     start = min(segment.start for segment in segments)
     spans = sum(len(segment.spans) for segment in segments)
     return {
@@ -42,7 +42,7 @@ def timeline_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
 
 
 def _replicas(segments: list[Segment], start: float) -> list[dict[str, Any]]:
-    """Returns for each replica of each node its stretches of one cause, and its engine steps as columns."""
+    """Returns the idle stretches of each replica of each node, and its engine steps as columns."""
     idle: dict[tuple[str, int], list[list[Any]]] = defaultdict(list)
     steps: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for segment in segments:

@@ -1,6 +1,6 @@
-"""Summarizes the recorded tokens of a step: how old their weights were, and where learner and sampler differ.
+"""Summarizes the recorded tokens of a step: the age of their weights, and where learner and sampler differ.
 
-It covers the groups whose tokens have their numbers (`record.token_groups`). Shape legend: N tokens.
+It covers the groups that have log-probabilities recorded (`record.token_groups`). Shape legend: N tokens.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from engine.recording.records import PartTokens
 from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
 
-BINS = 16  # of positions, with equally many tokens
+BINS = 16  # bins of positions, with equally many tokens in each
 
 
 def token_figures_of(run: RunFiles, step: int) -> dict[str, Any]:
-    """Returns the figures of a step. Raises NotThere if no group of it has the numbers of its tokens.
+    """Returns the figures of a step. Raises NotThere if none of its groups has log-probabilities recorded.
 
-    ages: sampled tokens by how many versions older their weights were than those that the step trained. positions:
-    columns over the sampled tokens in the order of their position.
+    ages: number of sampled tokens by how many versions older their weights were than those that the step trained.
+    positions: columns over the sampled tokens in the order of their position.
     """
     sequences = _sequences(run, step)
     if not sequences:
-        raise NotThere(f"no group of step {step} is recorded with the numbers of its tokens")
+        raise NotThere(f"no group of step {step} has the log-probabilities of its tokens recorded")
     ages: Counter[int] = Counter()
     for tokens in sequences:
         assert tokens.versions_T is not None
@@ -38,10 +38,10 @@ def token_figures_of(run: RunFiles, step: int) -> dict[str, Any]:
 
 
 def _sequences(run: RunFiles, step: int) -> list[PartTokens]:
-    held = [run.recorded.tokens(step, each.number) for each in run.recorded.groups(step) if each.whole]
+    recorded = [run.recorded.tokens(step, group.number) for group in run.recorded.groups(step) if group.whole]
     return [
         tokens
-        for group in held
+        for group in recorded
         if group is not None
         for trajectory in group.trajectories
         for tokens in trajectory
@@ -50,7 +50,7 @@ def _sequences(run: RunFiles, step: int) -> list[PartTokens]:
 
 
 def _by_position(sequences: list[PartTokens]) -> dict[str, list[float]]:
-    """Returns the means of trained tokens by position: |learner - sampler| of the log-probability, and entropy."""
+    """Returns means over the trained tokens, by position: entropy, and |learner - sampler| of the log-probability."""
     positions_N, mismatch_N, entropy_N = [], [], []
     for tokens in sequences:
         if tokens.learner_logprobs_T is None or tokens.logprobs_T is None or tokens.learner_entropy_T is None:

@@ -1,4 +1,4 @@
-"""Gives each token its text, for strips of tokens."""
+"""Gives each token its text, for the token view."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def tokenizer_of(run: RunFiles) -> Tokenizer | None:
 
 @lru_cache(maxsize=4)
 def _load(path: Path) -> Tokenizer | None:
-    from tokenizers import Tokenizer  # a tenth of a second that only this page needs
+    from tokenizers import Tokenizer  # imported late: it takes a tenth of a second, and only this page needs it
 
-    with suppress(Exception):  # it raises nothing narrower for a file that is none of its own
+    with suppress(Exception):  # it raises nothing narrower for a file that is no tokenizer
         return Tokenizer.from_file(str(path))
     return None
 
 
 def pieces(tokenizer: Tokenizer | None, ids: list[int]) -> list[str] | None:
-    """Returns a text for each id; joined they are the whole text. A character of several tokens stands with the last
-    of them; bytes at the end that make no character have no text.
+    """Returns a text for each id; joined they are the whole text. A character of several tokens belongs to the last
+    of them. Bytes at the end that make no character have no text.
     """
     if tokenizer is None:
         return None
@@ -46,7 +46,7 @@ def pieces(tokenizer: Tokenizer | None, ids: list[int]) -> list[str] | None:
     for token in ids:
         try:
             texts.append(stream.step(tokenizer, token) or "")
-        except Exception:  # bytes that are no text; it raises nothing narrower
+        except Exception:  # it raises nothing narrower for bytes that are no text
             stream = DecodeStream(skip_special_tokens=False)
             texts.append("�")
     return texts

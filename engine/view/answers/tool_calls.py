@@ -16,7 +16,7 @@ SLOWEST = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallPlace:
-    """Where a call is in a record. call: its number within the trajectory, over all turns."""
+    """The position of a call in a record. call: its number within the trajectory, over all turns."""
 
     step: int
     group: int
@@ -25,15 +25,15 @@ class CallPlace:
 
 
 def tool_calls_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
-    """Returns columns over all calls of the steps from first to last, and the slowest ones whole. Raises NotThere.
+    """Returns columns over all calls of the steps from first to last, and the slowest calls whole. Raises NotThere.
 
-    latency_s: from dispatch to result, waiting for a slot included.
+    latency_s: seconds from dispatch to result, including the wait for a slot.
     """
     steps = [step for step in run.recorded.steps if first <= step <= last]
     if not steps:
         raise NotThere("no recorded step (record/steps) holds tool calls of this run")
-    calls = [found for step in steps for found in _calls(run, step)]
-    slowest = heapq.nlargest(SLOWEST, calls, key=lambda found: _latency_s(found[1]))
+    calls = [call for step in steps for call in _calls(run, step)]
+    slowest = heapq.nlargest(SLOWEST, calls, key=lambda call: _latency_s(call[1]))
     return {
         "steps": steps,
         "name": [use.name for _, use in calls],
@@ -46,8 +46,8 @@ def tool_calls_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
 
 def call_of(run: RunFiles, place: CallPlace) -> ToolUse:
     """Returns the call. Raises NotThere."""
-    for found, use in _calls(run, place.step):
-        if found == place:
+    for candidate, use in _calls(run, place.step):
+        if candidate == place:
             return use
     raise NotThere(
         f"step {place.step} has no recorded call {place.call} of trajectory {place.sample} in group {place.group}"

@@ -1,7 +1,7 @@
 """Answers the pages "Groups" and "Trajectory" from a recorded step.
 
-Fields are named as in `engine.types` and `engine.recording.rollouts.Rollout`, and hold the same values; times are those
-of `engine.clock`.
+Fields have the names and values of `engine.types` and `engine.recording.rollouts.Rollout`; times are those of
+`engine.clock`.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from engine.view.run_files import RunFiles
 
 
 class NotThere(ValueError):
-    """What was asked for is not in the run's files. One line says what, and why."""
+    """What was asked for is not in the run's files. The message is one line that says what, and why."""
 
 
 def groups_of(run: RunFiles, step: int) -> dict[str, Any]:
     """Returns the groups of a step without texts and tokens. Raises NotThere."""
-    recorded = recorded_groups(run, step)
-    members = [member for each in recorded for member in each.group.trajectories]
+    groups = recorded_groups(run, step)
+    members = [member for recorded in groups for member in recorded.group.trajectories]
     return {
         "step": step,
         "started_at": min((member.started_at for member in members), default=0.0),
-        "groups": [_group(each) for each in recorded],
+        "groups": [_group(recorded) for recorded in groups],
     }
 
 
 def recorded_groups(run: RunFiles, step: int) -> list[RecordedGroup]:
     """Returns the groups of a step. Raises NotThere if none is recorded."""
-    if not (recorded := run.recorded.groups(step)):
+    if not (groups := run.recorded.groups(step)):
         raise NotThere(_why_missing(run, step))
-    return recorded
+    return groups
 
 
 def _why_missing(run: RunFiles, step: int) -> str:
     if not run.recorded.steps:
-        return run.recorded.fault or "this run has no record (record/): it was begun with record.max_mb=0"
-    return f"step {step} is not recorded; these are: {_listed(run.recorded.steps)}"
+        return run.recorded.fault or "this run has no record (record/): it was started with record.max_mb=0"
+    return f"step {step} is not recorded; these steps are: {_listed(run.recorded.steps)}"
 
 
 def _listed(steps: Sequence[int]) -> str:
@@ -53,32 +53,32 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value of `engine.types` as JSON has it."""
+    """Returns a value of `engine.types` as plain JSON values."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=np.ndarray.tolist)
 
 
-def _of(value: Any, *names: str) -> dict[str, Any]:
+def _fields(value: Any, *names: str) -> dict[str, Any]:
     return {name: plain(getattr(value, name)) for name in names}
 
 
 def _group(recorded: RecordedGroup) -> dict[str, Any]:
     group, prompt = recorded.group, recorded.group.prompt
     return {
-        **_of(recorded, "number", "node", "whole"),
-        **_of(group, "drop", "waste", "refills"),
+        **_fields(recorded, "number", "node", "whole"),
+        **_fields(group, "drop", "waste", "refills"),
         "prompt_id": prompt.id,
         "question": prompt.messages[-1]["content"] if prompt.messages else "",
         "trajectories": [
-            _fate(recorded, index)
-            | _of(member, "sample", "reward", "stop", "error")
+            _selection(recorded, index)
+            | _fields(member, "sample", "reward", "stop", "error")
             | {"turns": [_outline(turn) for turn in member.all_turns]}
             for index, member in enumerate(group.trajectories)
         ],
     }
 
 
-def _fate(recorded: RecordedGroup, index: int) -> dict[str, Any]:
-    """Returns what became of a trajectory, and why."""
+def _selection(recorded: RecordedGroup, index: int) -> dict[str, Any]:
+    """Returns whether a trajectory was kept, its advantage, and the selector's reasons."""
     return {
         "kept": index in recorded.group.kept,
         "advantage": recorded.group.advantage(index),
@@ -88,14 +88,14 @@ def _fate(recorded: RecordedGroup, index: int) -> dict[str, Any]:
 
 def _outline(turn: Turn) -> dict[str, Any]:
     names = ("start", "end", "replica", "queued_at", "started_at", "finished_at")
-    return _of(turn, *names) | {
-        "tool_uses": [_of(use, "outcome", "dispatched_at", "finished_at") for use in turn.tool_uses]
+    return _fields(turn, *names) | {
+        "tool_uses": [_fields(use, "outcome", "dispatched_at", "finished_at") for use in turn.tool_uses]
     }
 
 
 def trajectory_of(run: RunFiles, step: int, group: int, sample: int) -> dict[str, Any]:
     """Returns one trajectory with its texts, calls and tokens. Raises NotThere."""
-    recorded = next((each for each in recorded_groups(run, step) if each.number == group), None)
+    recorded = next((candidate for candidate in recorded_groups(run, step) if candidate.number == group), None)
     for index, member in enumerate(recorded.group.trajectories if recorded is not None else ()):
         if recorded is not None and member.sample == sample:
             return _trajectory(run, recorded, index)
@@ -104,17 +104,17 @@ def trajectory_of(run: RunFiles, step: int, group: int, sample: int) -> dict[str
 
 def _trajectory(run: RunFiles, recorded: RecordedGroup, index: int) -> dict[str, Any]:
     member = recorded.group.trajectories[index]
-    held = run.recorded.tokens(recorded.step, recorded.number)
-    tokens = (None,) * len(member.parts) if held is None else held.trajectories[index]
+    of_group = run.recorded.tokens(recorded.step, recorded.number)
+    tokens = (None,) * len(member.parts) if of_group is None else of_group.trajectories[index]
     names = ("sample", "temperature", "stop", "error", "reward", "scores", "answer", "started_at", "finished_at")
     return {
         "step": recorded.step,
         "group": recorded.number,
-        **_of(recorded, "node", "whole"),
-        **_of(recorded.group, "drop", "prompt"),
-        **_fate(recorded, index),
-        **_of(member, *names),
-        "seed": str(member.seed),  # a number of JavaScript has 53 bits
+        **_fields(recorded, "node", "whole"),
+        **_fields(recorded.group, "drop", "prompt"),
+        **_selection(recorded, index),
+        **_fields(member, *names),
+        "seed": str(member.seed),  # JavaScript's numbers have 53 bits only
         "parts": [_part(run, part, columns) for part, columns in zip(member.parts, tokens, strict=True)],
     }
 
@@ -130,7 +130,7 @@ def _part(run: RunFiles, part: Trajectory | Segment, tokens: PartTokens | None) 
 
 
 def _columns(tokens: PartTokens, text_T: list[str] | None, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Returns columns of T values, None where nothing was recorded. ratio_T: learner's to sampler's probability."""
+    """Returns columns of T values; None if nothing was recorded. ratio_T: learner's / sampler's probability."""
     ratio_T = None
     if tokens.learner_logprobs_T is not None and tokens.logprobs_T is not None:
         ratio_T = np.exp(tokens.learner_logprobs_T - tokens.logprobs_T)
@@ -149,9 +149,7 @@ def _columns(tokens: PartTokens, text_T: list[str] | None, turns: Sequence[Turn]
 
 
 def _uncertain(tokens: PartTokens, text_T: list[str] | None, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Returns which tokens of high entropy are forking and which are reflection tokens; nothing if no entropy was
-    recorded.
-    """
+    """Returns which tokens of high entropy are forking or reflection tokens; {} if no entropy was recorded."""
     entropy_T = tokens.learner_entropy_T
     if entropy_T is None or text_T is None or not (known_T := tokens.sampled_T & ~np.isnan(entropy_T)).any():
         return {}

@@ -91,13 +91,13 @@
  *   kept: boolean,
  *   advantage: number | null,
  *   reasons: Record<string, number>,
- * }} Fate
+ * }} Selection
  */
 
 /** @typedef {{ boundary: string, message: string }} RolloutError */
 
 /**
- * @typedef {Fate & {
+ * @typedef {Selection & {
  *   sample: number,
  *   reward: number | null,
  *   stop: string,
@@ -107,7 +107,7 @@
  */
 
 /**
- * What of a turn its length and its place in time take.
+ * The part of a turn that shows its length and its times.
  * @typedef {{
  *   start: number,
  *   end: number,
@@ -133,7 +133,7 @@
  */
 
 /**
- * @typedef {Fate & {
+ * @typedef {Selection & {
  *   step: number,
  *   group: number,
  *   node: string,
@@ -196,7 +196,7 @@
  * }} Placed
  */
 
-/** @typedef {(number | null)[] | null} Column null in a place, or altogether, without a value */
+/** @typedef {(number | null)[] | null} Column null for a token, or for all, without a value */
 
 /**
  * @typedef {{
@@ -371,8 +371,8 @@
 
 /**
  * @typedef {{
- *   recorded: Told,
- *   again: Told,
+ *   recorded: ReplaySide,
+ *   again: ReplaySide,
  *   first_difference: number | null,
  *   weights: string,
  * }} Replay
@@ -389,7 +389,7 @@
  *   tokens: number,
  *   error: string | null,
  *   reward: number | null,
- * }} Told
+ * }} ReplaySide
  */
 
 export {};

@@ -1,4 +1,4 @@
-// Asks the server, or in an exported file the answers that it carries.
+// Gets answers from the server, or in an exported file from the answers that it carries.
 
 /** @import { Actions, Answers, Metrics } from "view/answers" */
 /** @typedef {Record<string, string | number>} Query */
@@ -34,7 +34,7 @@ export async function ask(name, query = {}) {
   const address = addressOf(name, query);
   if (answers) {
     if (address in answers) return answers[address];
-    throw new Problem("The exported file holds the newest steps of the run only, and not this.");
+    throw new Problem("An exported file holds only the newest steps of a run.");
   }
   let response;
   try {
@@ -68,8 +68,8 @@ async function contentOf(response) {
 const known = new Map();
 
 /**
- * Returns all rows of a run; asks only for those that have come since the last call. Calls follow
- * each other, so that no row comes twice.
+ * Returns all rows of a run; asks only for those that have come since the last call. Each call
+ * waits for the one before, so that no row comes twice.
  * @param {number} run
  * @returns {Promise<Metrics>}
  */
@@ -152,7 +152,7 @@ export function curve(rows, name, horizontal = null) {
 }
 
 /**
- * Returns the newest value of a metric; undefined where there is none.
+ * Returns the newest value of a metric; undefined if there is none.
  * @param {Metrics} rows
  * @param {string} name
  */

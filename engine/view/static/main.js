@@ -18,8 +18,8 @@ import { badge, empty, h, hideTip, nodes } from "view/parts/dom";
 /** @import { Child } from "view/parts/dom" */
 
 /**
- * What a page is built from. run: the number of the chosen run among runs. query: what the address
- * says after the page's name. set: changes the query of this page; go: opens another page.
+ * What a page is built from. run: the number of the chosen run among runs. query: the part of the
+ * address after the page's name. set: changes the query of this page. go: opens another page.
  * @typedef {{
  *   run: number,
  *   runs: Run[],
@@ -48,10 +48,10 @@ const PAGES = [
   { name: "sandbox", title: "Sandbox", build: sandbox },
   { name: "run", title: "Run", build: run },
 ];
-// Pages that new rows redraw; on the others a reader would lose the place.
+// Pages that are redrawn when new rows come; on the others a reader would lose the place.
 const LIVE = new Set(["now", "learning"]);
 const POLL_MS = 2000;
-const PROBLEMS = 5; // lines about damaged files that are shown
+const PROBLEMS = 5; // lines about damaged files that are shown at most
 
 const state = {
   /** @type {Run[]} */
@@ -59,7 +59,7 @@ const state = {
   page: PAGES[0],
   /** @type {Record<string, string>} */
   query: {},
-  drawing: 0, // counts, so that a page that comes late does not replace a later one
+  drawing: 0, // number of the newest drawing: a page that is built late must not replace it
   hasNewer: false,
 };
 
@@ -160,7 +160,7 @@ async function drawPage() {
     if (!(error instanceof Problem)) throw error;
     content = empty("Nothing to show here", error.message);
   }
-  if (drawing !== state.drawing) return; // another page was asked for meanwhile
+  if (drawing !== state.drawing) return; // another page was asked for in the meantime
   hideTip();
   const problems = state.runs[run].problems
     .slice(0, PROBLEMS)
@@ -202,7 +202,7 @@ async function poll() {
     state.runs = (await ask("runs")).runs;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    return; // the server has ended; what is shown stays
+    return; // the server has ended; the page stays as it is
   }
   state.runs.forEach(({ epoch }, number) => {
     if (epoch !== before[number].epoch) forget(number);

@@ -1,4 +1,4 @@
-// Groups: the rollouts of each prompt, what they were worth, and which of them were chosen for
+// The page Groups: the rollouts of each prompt, their rewards, and which of them were selected for
 // training.
 
 import { ask } from "view/api";
@@ -46,7 +46,7 @@ const FILTERS = {
 export async function groups({ run, runs, query, set, go }) {
   const steps = runs[run].recorded;
   if (!steps.length)
-    return empty("No groups are recorded of this run", `They lie in record/steps. ${RECORDS}`);
+    return empty("No groups of this run are recorded", `They would be in record/steps. ${RECORDS}`);
   const step = chosenStep(steps, query.step);
   const answer = await ask("groups", { run, step });
   const filter = query.filter in FILTERS ? query.filter : "all";
@@ -179,7 +179,7 @@ const waiting = () => ["waits for a tool", color("tool_wait")];
  */
 
 /**
- * What the bars are drawn by. longest: the end of the one that reaches furthest.
+ * How the bars are drawn. longest: the end of the bar that reaches furthest.
  * @typedef {{ longest: number, waits: boolean, spans: (turns: Outline[]) => Span[] }} Axis
  */
 
@@ -253,11 +253,11 @@ function groupRow({ number, prompt_id, question, trajectories, drop, node }) {
  */
 function memberRow(group, member, axis, onclick) {
   const { sample, turns, reward, kept, error, reasons, advantage, stop } = member;
-  const fate = error
+  const outcome = error
     ? badge("failed", "bad")
     : kept
       ? badge("trained", "good")
-      : badge(group.drop ?? "not chosen");
+      : badge(group.drop ?? "not selected");
   /** @param {string} text */
   const figure = (text) => h("span", { class: "number" }, text);
   return h(
@@ -267,7 +267,7 @@ function memberRow(group, member, axis, onclick) {
     lengthBar(turns, axis),
     figure(whole(sampledTokens(turns))),
     figure(error ? "–" : fixed(reward)),
-    h("span", {}, fate),
+    h("span", {}, outcome),
     figure(fixed(reasons.p_err)),
     figure(fixed(reasons.p_format)),
     figure(percent(reasons.probability)),

@@ -1,4 +1,4 @@
-// Learning: curves of one run, or of several over each other.
+// The page Learning: curves of one run, or of several runs in the same charts.
 
 import { ask, column, curve, metrics, Problem } from "view/api";
 import { chart } from "view/parts/charts";
@@ -11,7 +11,7 @@ import { fixed, mean, percent, signed, sum, whole } from "view/parts/format";
 /** @import { Series } from "view/parts/charts" */
 
 /**
- * metrics: of several, the later ones are dashed. interval: the metrics of its low and high end.
+ * metrics: all but the first are dashed. interval: the metrics of its low and its high end.
  * @typedef {{
  *   title: string,
  *   unit: string,
@@ -87,7 +87,7 @@ const CHARTS = [
   { title: "Learning rate", unit: "", metrics: ["learner/lr"], from0: true },
   {
     title: "Goodput",
-    unit: "trained tokens of all sampled",
+    unit: "share of sampled tokens that are trained",
     metrics: ["tokens/goodput"],
     from0: true,
     format: asPercent,
@@ -249,7 +249,7 @@ function meanCurves({ metrics }, rows, runs, families, axis) {
 }
 
 /**
- * Returns where in an answer learner and sampler differ, in the newest recorded step of each run.
+ * Shows at which positions learner and sampler differ, in the newest recorded step of each run.
  * @param {Run[]} runs
  */
 async function byPosition(runs) {
@@ -305,7 +305,7 @@ async function byPosition(runs) {
 }
 
 /**
- * Returns the numbers of runs that differ by their seed only, for each such set of several runs.
+ * Returns each set of several runs that differ only by their seed, as the numbers of the runs.
  * @param {Run[]} runs
  */
 function familiesOf(runs) {
@@ -398,8 +398,8 @@ function comparison(rows, runs, chosen) {
       newest,
     ),
     note(
-      "The difference's 95 % interval takes both evaluations as independent. " +
-        "For runs that answered the same problems it is too wide, never too narrow.",
+      "The 95 % interval of a difference treats the evaluations as independent. " +
+        "If both runs answered the same problems, it is too wide, never too narrow.",
     ),
   );
 }

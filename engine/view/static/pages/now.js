@@ -1,4 +1,4 @@
-// Now: whether the run is healthy, what limits it, and what to change.
+// The page Now: whether the run is healthy, what limits it, and what to change.
 
 import { ask, column, last, metrics, Problem } from "view/api";
 import { color, limitColor, limitText, STEP_PARTS } from "view/parts/colors";
@@ -23,7 +23,7 @@ import { bytes, fixed, mean, number, percent, seconds, sum, whole } from "view/p
 
 const STRIP = 80; // newest steps that the strip shows
 const STRIP_HEIGHT = 84;
-const RECENT = 8; // newest steps over which the figures are means
+const RECENT = 8; // number of newest steps over which the figures are means
 const LEAST = 0.002; // share of the steps below which a cause is not shown
 
 /** @param {Context} context */
@@ -51,8 +51,8 @@ function notMeasured() {
     null,
     empty(
       "What limits this run was not measured",
-      "An older version made it, whose metrics do not say where the seconds of a step went. " +
-        "The page Run has the sums of a run that has ended.",
+      "An older version made it, which did not measure where the seconds of a step went. " +
+        "Once the run has ended, the page Run has the sums.",
     ),
   );
 }
@@ -110,8 +110,8 @@ function findings(id, title, items, { lost }) {
 }
 
 /**
- * Returns how old the weights were that sampled the newest recorded tokens; nothing where that is
- * not recorded.
+ * Returns how old the weights were that sampled the newest recorded tokens; nothing if that is not
+ * recorded.
  * @param {number} run
  * @param {number | undefined} step
  */
@@ -131,7 +131,7 @@ async function ageOfWeights(run, step) {
     `Age of the weights that sampled step ${step}`,
     bars(
       rows.map(([age, count]) => ({
-        name: age === "0" ? "those in training" : `${age} version${age === "1" ? "" : "s"} older`,
+        name: age === "0" ? "current version" : `${age} version${age === "1" ? "" : "s"} older`,
         share: count / all,
         paint: color("staleness_gate"),
         text: `${percent(count / all, 1)}, ${whole(count)} tokens`,
@@ -147,15 +147,12 @@ function lost(answer) {
     .sort(([, a], [, b]) => b - a);
   if (!shares.length)
     return card(
-      "What the steps went to",
-      empty(
-        "No figures yet",
-        "They come with the first step of a run that measures its replicas by step.",
-      ),
+      "Where the time of a step went",
+      empty("No figures yet", "They appear after the first step."),
     );
   return namedCard(
     "lost",
-    "What the steps went to",
+    "Where the time of a step went",
     note("Share of the steps by cause. Causes overlap: two may hold at once."),
     bars(
       shares.map(([limit, share]) => ({
@@ -243,7 +240,7 @@ function recentFigures(rows) {
       ["Reward", fixed(average("reward"), 3), newest],
       ["Step", seconds(average("time/step_s")), newest],
       ["Tokens sampled", `${whole(average("tokens/per_s"))} /s`, "all replicas"],
-      ["Goodput", percent(average("tokens/goodput")), "trained of all sampled"],
+      ["Goodput", percent(average("tokens/goodput")), "of sampled tokens trained"],
       [
         "Groups without signal",
         percent(share("groups/flat", "groups/all")),
@@ -268,7 +265,7 @@ function recentFigures(rows) {
       [
         "Tool errors",
         percent(average("tools/error_share"), 1),
-        `${percent(average("tools/error_share_correct"), 1)} in correct ones`,
+        `${percent(average("tools/error_share_correct"), 1)} in correct trajectories`,
       ],
       ["Canary", number(value("canary/max_abs")), "largest difference of log-probability"],
       [

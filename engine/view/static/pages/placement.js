@@ -1,5 +1,5 @@
-// Placement: how full each replica was, where each turn went and why, and what other policies would
-// have done.
+// The page Placement: how full each replica was, where each turn went and why, and what other
+// policies would have done.
 
 import { ask, request } from "view/api";
 import { actions } from "view/parts/action";
@@ -21,8 +21,8 @@ export async function placement({ run, runs, query, set, go }) {
   const steps = runs[run].recorded;
   if (!steps.length)
     return empty(
-      "No placement is recorded of this run",
-      `The decisions lie in record/steps. ${RECORDS}`,
+      "No placement of this run is recorded",
+      `The decisions would be in record/steps. ${RECORDS}`,
     );
   const step = chosenStep(steps, query.step);
   const answer = await ask("placement", { run, step });
@@ -50,7 +50,7 @@ async function kvUse(number, run, { step, started_at }) {
   if (!run.timeline.includes(step))
     return card(
       "KV cache",
-      empty("The timeline of this step is not kept", "KV use over time lies in record/timeline."),
+      empty("The timeline of this step is not kept", "KV use would be in record/timeline."),
     );
   const timeline = await ask("timeline", { run: number, first: step, last: step });
   const shift = timeline.started_at - started_at;
@@ -169,7 +169,7 @@ function rivals({ sentence, lever, rows }) {
 const waited = ({ queued_at, started_at }) => started_at - queued_at;
 
 /**
- * startedAt: of the step.
+ * startedAt: when the step began.
  * @type {{
  *   name: string,
  *   number: boolean,

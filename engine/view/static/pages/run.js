@@ -1,5 +1,5 @@
-// Run: what it was asked to do and with which versions, what it can resume from, what became of its
-// tokens, and how it differs from another run.
+// The page Run: its options and versions, what it can resume from, what became of its tokens, and
+// how it differs from another run.
 
 import { ask } from "view/api";
 import { color } from "view/parts/colors";
@@ -72,14 +72,14 @@ function summary({ summary, state }) {
       interval ? `${percent(interval[0], 1)} to ${percent(interval[1], 1)}` : null,
     ],
     ["training", seconds(summary.rl_wall_s)],
-    ["all", seconds(summary.total_wall_s)],
+    ["whole run", seconds(summary.total_wall_s)],
     ["tool calls", whole(summary.tool_calls)],
     ["tokens sampled", whole(summary.tokens_generated)],
     ["tokens trained", whole(summary.tokens_trained)],
     ["largest staleness", whole(summary.staleness_max)],
     ["replica deaths", whole(summary.replica_deaths)],
     ["preemptions", whole(summary.preemptions)],
-    ["event loop late, p99", lag === undefined ? null : `${number(lag)} ms`],
+    ["event loop lag, p99", lag === undefined ? null : `${number(lag)} ms`],
     ["evaluations dropped", whole(summary.evaluations_dropped)],
   ];
   const known = rows.flatMap(([name, value]) =>
@@ -165,7 +165,7 @@ function recording({ recording }) {
       "Recording",
       empty(
         "This run was not recorded",
-        `Groups, trajectories, timeline and placement need record/. ${RECORDS}`,
+        `Groups, trajectories, timeline and placement are read from record/. ${RECORDS}`,
       ),
     );
   const { whole: kept, last, newest, every, total_bytes, max_mb, problems } = recording;
@@ -173,7 +173,7 @@ function recording({ recording }) {
     "Recording",
     pairs([
       ["kept whole", `${whole(kept.length)} of ${whole(last)} steps`],
-      ["policy", `the newest ${newest}, before them each ${every}th`],
+      ["policy", `the newest ${newest}, and one in ${every} before them`],
       ["size", `${bytes(total_bytes)} of ${bytes(max_mb * 2 ** 20)}`],
     ]),
     problems.length ? h("pre", {}, problems.join("\n")) : null,

@@ -1,5 +1,5 @@
-// Sandbox: how many calls, how long they took, how they ended, and the slowest programs, to run
-// again.
+// The page Sandbox: how many calls there were, how long they took, how they ended, and the slowest
+// programs, which can be run again.
 
 import { ask, column, metrics, request } from "view/api";
 import { actions } from "view/parts/action";
@@ -29,7 +29,7 @@ const SPANS = [
   [5, "last 5"],
   [20, "last 20"],
 ];
-const BINS = 24; // of the histogram
+const BINS = 24; // bins of the histogram
 const BAR = 150; // pixels of its tallest bar
 
 /** @param {Context} context */
@@ -89,8 +89,8 @@ async function recorded({ run, runs, query, set, go }) {
     return card(
       "Calls",
       empty(
-        "No call is recorded of this run",
-        `Outcomes and programs of single calls lie in record/steps. ${RECORDS}`,
+        "No calls of this run are recorded",
+        `Outcomes and programs of single calls would be in record/steps. ${RECORDS}`,
       ),
     );
   const count = Number(query.count ?? 5);

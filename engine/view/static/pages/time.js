@@ -1,5 +1,5 @@
-// Where time goes: every replica, the learner, the sandbox and the event loop on one axis, and what
-// idle replicas waited for.
+// The page "Where time goes": replicas, learner, sandbox and event loop on one axis, and what idle
+// replicas waited for.
 
 import { ask, metrics } from "view/api";
 import { CAUSES, causeColor, causeText, color, STEP_PARTS } from "view/parts/colors";
@@ -23,7 +23,7 @@ import { stacked } from "view/parts/stacked";
 /** @import { Metrics, ReplicaLane, Timeline } from "view/answers" */
 /** @import { Context } from "view/main" */
 
-const SHOWN_REPLICAS = 8; // columns of the table
+const SHOWN_REPLICAS = 8; // replicas that have a column in the table
 
 /** @param {Context} context */
 export async function time(context) {
@@ -40,8 +40,8 @@ function noTimeline() {
   return card(
     "Timeline",
     empty(
-      "No timeline is recorded of this run",
-      `It lies in record/timeline. ${RECORDS} timeline.json, if there is one, opens in Perfetto.`,
+      "No timeline of this run is recorded",
+      `It would be in record/timeline. ${RECORDS} If there is a timeline.json, Perfetto opens it.`,
     ),
   );
 }
@@ -69,7 +69,7 @@ function bySteps(rows, onclick) {
         onclick,
       ),
       note(
-        "Sampling is at the bottom, above it the seconds in which replicas stood still. " +
+        "Sampling is at the bottom; above it are the seconds in which replicas were idle. " +
           "A click opens the step below.",
       ),
     );
@@ -87,7 +87,7 @@ function bySteps(rows, onclick) {
       })),
       onclick,
     ),
-    note("An older version made this run, whose metrics have no idle time of replicas by cause."),
+    note("An older version made this run, which did not measure idle time by cause."),
   );
 }
 
@@ -160,8 +160,8 @@ async function timeline({ run, runs, query, set }, steps) {
 }
 
 /**
- * Returns the step that is asked for, else the newest that is trained: the last evaluation comes
- * after it.
+ * Returns the step that is asked for, else the newest trained one: a later one has only the last
+ * evaluation.
  * @param {number} asked
  * @param {number[]} steps
  * @param {number} trained
@@ -218,7 +218,7 @@ function loopLag(lag) {
       "Event loop",
       empty(
         "No lag was recorded",
-        "The node notes how late its event loop is where a timeline is recorded.",
+        "The lag of the node's event loop is recorded with the timeline.",
       ),
     );
   const sorted = lag.map(([, lag_s]) => lag_s).sort((a, b) => a - b);

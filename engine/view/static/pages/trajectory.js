@@ -1,5 +1,5 @@
-// Trajectory: the conversation with its tool calls and where each turn was generated, and its
-// tokens one by one.
+// The page Trajectory: the conversation with its tool calls, where each turn was generated, and
+// each token.
 
 import { ask, request } from "view/api";
 import { actions } from "view/parts/action";
@@ -21,12 +21,12 @@ import { chosenStep, freeBlocks, RECORDS, sampledTokens } from "view/parts/recor
 import { tokenView } from "view/parts/tokens";
 
 /** @import { Groups, Part, Placed, ToolUse, Trajectory, Turn } from "view/answers" */
-/** @import { Replay, Told } from "view/answers" */
+/** @import { Replay, ReplaySide } from "view/answers" */
 /** @import { Context } from "view/main" */
 /** @import { Child } from "view/parts/dom" */
 
 /**
- * Where a trajectory is: what a replay of it is asked with.
+ * The position of a trajectory, with which a replay of it is asked for.
  * @typedef {{ run: number, step: number, group: number, sample: number }} Place
  */
 
@@ -35,8 +35,8 @@ export async function trajectory({ run, runs, query, set, go }) {
   const steps = runs[run].recorded;
   if (!steps.length)
     return empty(
-      "No trajectories are recorded of this run",
-      `They lie in record/steps. ${RECORDS}`,
+      "No trajectories of this run are recorded",
+      `They would be in record/steps. ${RECORDS}`,
     );
   const step = chosenStep(steps, query.step);
   const groups = await ask("groups", { run, step });
@@ -68,7 +68,7 @@ export async function trajectory({ run, runs, query, set, go }) {
         h("span", { class: "number" }, `${at + 1} of ${all.length}`),
         neighbour(at + 1, "trajectory after", "›"),
         h("span", { class: "mono" }, `${answer.prompt.id} #${sample}`),
-        answer.kept ? badge("trained", "good") : badge(answer.drop ?? "not chosen"),
+        answer.kept ? badge("trained", "good") : badge(answer.drop ?? "not selected"),
         answer.error ? badge(`${answer.error.boundary}: ${answer.error.message}`, "bad") : null,
         answer.parts.length > 1
           ? [
@@ -106,8 +106,8 @@ function indexOf(all, { group, sample }) {
 }
 
 /**
- * Returns the trajectory to show where the address names none: the first that was trained in
- * several turns and has the numbers of its tokens, else the first that was trained.
+ * Returns the trajectory to show if the address names none: the first trained one with several
+ * turns and recorded log-probabilities, else the first trained one.
  * @param {Groups} groups
  */
 function interesting({ groups }) {
@@ -132,7 +132,11 @@ function facts(trajectory) {
   return figures([
     ["Reward", error ? "–" : fixed(reward), `expected ${prompt.answer || "–"}`],
     ["Advantage", signed(advantage, 3), kept ? "trained" : "not trained"],
-    ["Chosen with", percent(reasons.probability), others.join(", ") || "no reasons recorded"],
+    [
+      "Selection probability",
+      percent(reasons.probability),
+      others.join(", ") || "no reasons recorded",
+    ],
     ["Tokens", whole(sampledTokens(parts.flatMap(({ turns }) => turns))), `sampled${after}`],
     ["End", stop, `after ${seconds(finished_at - started_at)}`],
     ["Seed", seed, `temperature ${number(temperature)}`],
@@ -201,8 +205,8 @@ function turnTimes(turn, startedAt) {
 }
 
 /**
- * Returns buttons that run the trajectory again from a turn on, and the result beside what was
- * recorded.
+ * Returns buttons that sample the trajectory again from a turn on, and show the result beside the
+ * recorded turns.
  * @param {number} turn
  * @param {Place} place
  */
@@ -217,9 +221,9 @@ function replayFrom(turn, place) {
         text: "with another seed",
         act: () => replay({ seed: 1 + Math.floor(Math.random() * 1e6) }),
       },
-      { text: "with the first weights", act: () => replay({ start: 1 }) },
+      { text: "with the initial weights", act: () => replay({ start: 1 }) },
     ],
-    waiting: "An engine starts, which takes some ten seconds ...",
+    waiting: "Starting an engine, which takes about ten seconds ...",
     failed: "Replay failed",
   });
   return h(
@@ -236,7 +240,7 @@ function beside({ first_difference, weights, recorded, again }) {
     first_difference === null
       ? "Every token is the same"
       : `The tokens differ from number ${whole(first_difference)} on`;
-  /** @param {string} name @param {Told} told */
+  /** @param {string} name @param {ReplaySide} replayed */
   const side = (name, { error, stop, tokens, turns }) =>
     h(
       "div",
@@ -261,7 +265,7 @@ function placedText({ replica, rule, headroom_blocks, stay_s, go_s, free_blocks 
   const free = freeBlocks(free_blocks);
   const parts = [
     `, which would have ${whole(headroom_blocks)} blocks left`,
-    stay_s || go_s ? `, ${seconds(stay_s)} to stay against ${seconds(go_s)} to go` : "",
+    stay_s || go_s ? `; estimated rest ${seconds(go_s)}, without the move ${seconds(stay_s)}` : "",
     free ? `; free blocks ${free}` : "",
   ];
   return h("div", {}, `placed on replica ${replica} by rule `, h("b", {}, rule), parts.join(""));
@@ -295,7 +299,7 @@ function useView(use, turn, startedAt) {
 }
 
 /**
- * Returns the turn and the call on one axis: what of the call ran while the model still wrote.
+ * Shows the turn and the call on one axis, and so how much of the call ran while the model wrote.
  * @param {ToolUse} use
  * @param {Turn} turn
  * @param {number} startedAt of the trajectory

@@ -1,4 +1,4 @@
-// A button that has the server run something, and the place where its result appears.
+// Makes buttons that have the server run something, and the place where the result appears.
 
 import { exported, Problem } from "view/api";
 import { empty, h, note } from "view/parts/dom";
@@ -6,12 +6,12 @@ import { empty, h, note } from "view/parts/dom";
 /** @import { Child } from "view/parts/dom" */
 
 /**
- * Returns buttons and their common result. An exported file has no server: there they are disabled.
+ * Returns buttons and their common result. In an exported file they are disabled: it has no server.
  * @param {{
  *   choices: { text: string, act: () => Promise<Child> }[],
  *   waiting: string,
  *   failed: string,
- * }} options act returns what is shown; waiting stands there meanwhile, failed above a Problem
+ * }} options act returns what is shown; waiting is shown meanwhile, failed above a Problem
  */
 export function actions({ choices, waiting, failed }) {
   const result = h("div", {});

@@ -1,4 +1,4 @@
-// A canvas that is drawn again whenever its size changes.
+// Makes a canvas that is drawn again whenever its size changes.
 
 import { h } from "view/parts/dom";
 
@@ -7,7 +7,7 @@ import { h } from "view/parts/dom";
 export const FONT = "11px system-ui, sans-serif";
 
 /**
- * draw: gets a pen whose unit is a CSS pixel, and the width.
+ * draw: takes a pen whose unit is a CSS pixel, and the width.
  * @param {number} height
  * @param {Attributes} attributes
  * @param {(pen: CanvasRenderingContext2D, width: number) => void} draw

@@ -1,5 +1,5 @@
-// Curves, drawn by uPlot: one set of axes, several series, intervals as bands. The legend shows the
-// values under the cursor.
+// Draws curves with uPlot: several series on one pair of axes, with intervals as bands. The legend
+// shows the values under the cursor.
 
 import { color } from "view/parts/colors";
 import { h } from "view/parts/dom";
@@ -11,7 +11,7 @@ const INTEGER_SPACINGS = [0, 1, 2, 3, 4, 5].flatMap((power) =>
 );
 
 /**
- * low, high: an interval around y. stepped: a value holds since the one before.
+ * low, high: an interval around y. stepped: each value has held since the one before.
  * @typedef {{
  *   label: string,
  *   x: number[],
@@ -53,7 +53,7 @@ export function chart(chart) {
   );
   const series = chart.series.filter((one) => one.x.length);
   if (!series.length) {
-    place.append(h("div", { class: "empty" }, "This run's metrics do not have it."));
+    place.append(h("div", { class: "empty" }, "This run has not measured it."));
     return box;
   }
   /** @type {uPlot | null} */
@@ -132,8 +132,8 @@ function draw(place, legend, chart) {
 }
 
 /**
- * Returns uPlot's series and data: one series a curve, and two more for the ends of its interval.
- * columns: for each curve, where its y, high and low stand among the data.
+ * Returns uPlot's series and data: one series for each curve, and two more for the ends of its
+ * interval. columns: the indices of each curve's y, high and low in the data.
  * @param {Series[]} curves
  */
 function withIntervals(curves) {
@@ -179,7 +179,7 @@ function valueText([value, high, low], format) {
 }
 
 /**
- * Returns a piece of the curve, for the legend.
+ * Returns a piece of the curve's line, for the legend.
  * @param {Series} series
  */
 function stroke({ paint, dash }) {
@@ -193,7 +193,7 @@ function stroke({ paint, dash }) {
 }
 
 /**
- * Returns the ends of the y axis: some room around the values.
+ * Returns the ends of the y axis, with some room around the values.
  * @param {number | null} low
  * @param {number | null} high
  * @param {boolean} from0

@@ -1,4 +1,4 @@
-// Colours of style.css, and the causes and limits that have one: the same on every page.
+// Gives causes and limits their texts and the colours of style.css, the same on every page.
 
 import { spaced } from "view/parts/format";
 
@@ -9,11 +9,11 @@ export const color = (name) =>
 /** @param {number} run */
 export const runColor = (run) => color(`run-${run % 6}`);
 
-/** A colour of which text shows through. @param {string} name */
+/** Returns a colour through which text can be read. @param {string} name */
 export const faded = (name, share = 60) =>
   `color-mix(in srgb, var(--${name}) ${Math.round(share)}%, transparent)`;
 
-/** What a replica may do or wait for, in the order in which it is stacked. */
+/** What a replica does or waits for, in the order in which columns are stacked. */
 export const CAUSES = [
   "busy",
   "tool_wait",

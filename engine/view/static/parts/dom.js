@@ -1,4 +1,4 @@
-// Elements, and the small parts that several pages share.
+// Makes elements, and the small parts that several pages share.
 
 /**
  * @typedef {Node | string | null | undefined | Child[]} Child
@@ -68,7 +68,7 @@ export function namedCard(id, title, ...children) {
 /** @param {Child[]} children */
 export const toolbar = (...children) => h("div", { class: "toolbar" }, children);
 
-/** A toolbar with space between its parts. @param {Child[]} children */
+/** Returns a toolbar with space between its parts. @param {Child[]} children */
 export const spread = (...children) => h("div", { class: "toolbar spread" }, children);
 
 /** @param {Child[]} children */
@@ -88,7 +88,7 @@ export const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, 
 export const outcomeBadge = (outcome) => badge(outcome, outcome === "ok" ? "good" : "bad");
 
 /**
- * key: the colour of a row; number: right-aligned.
+ * key: returns the colour of a row; number: the column is right-aligned.
  * @template Row
  * @typedef {{
  *   name: string,
@@ -238,9 +238,9 @@ export function legend(entries) {
 let tipElement = null;
 
 /**
- * Shows a text beside the pointer.
+ * Shows a text beside the pointer, or hides it if the text is empty.
  * @param {MouseEvent} event
- * @param {string} text nothing hides it
+ * @param {string} text
  */
 export function tip(event, text) {
   if (!text) return hideTip();

@@ -1,4 +1,4 @@
-// Numbers as text. A value that is missing is a dash, so that columns stay aligned.
+// Formats numbers as text. A missing value is a dash, so that columns stay aligned.
 
 const NONE = "–";
 
@@ -47,7 +47,7 @@ export function bytes(value) {
 }
 
 /**
- * Returns a value of unknown kind; a number has about four digits.
+ * Formats a value of any kind; a number gets about four digits.
  * @param {unknown} value
  */
 export function number(value) {

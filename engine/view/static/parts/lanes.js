@@ -1,4 +1,4 @@
-// The timeline on a canvas: rows one below the other on one axis of seconds. A drag zooms in.
+// Draws the timeline on a canvas: rows below each other, on one axis of seconds. A drag zooms in.
 
 import { drawnCanvas } from "view/parts/canvas";
 import { color } from "view/parts/colors";
@@ -10,19 +10,19 @@ import { rowsOf } from "view/parts/tracks";
 /** @import { PlacedRow } from "view/parts/tracks" */
 
 const LEFT = 128; // pixels for names
-const AXIS = 34; // pixels for the seconds, and below them for where a step begins
+const AXIS = 34; // pixels for the seconds, and below them the numbers of the steps
 
 export class Lanes {
   /**
    * @param {Timeline} timeline
-   * @param {(from: number, to: number) => void} onzoom gets the seconds that are in view
+   * @param {(from: number, to: number) => void} onzoom takes the seconds that are in view
    */
   constructor(timeline, onzoom) {
     this.timeline = timeline;
     this.onzoom = onzoom;
     this.from = 0;
     this.to = timeline.seconds;
-    /** @type {number | null} where a drag began, and where it is */
+    /** @type {number | null} the second at which a drag began; dragTo is where it is now */
     this.dragFrom = null;
     this.dragTo = 0;
     /** @type {PlacedRow[]} */
@@ -58,7 +58,7 @@ export class Lanes {
   }
 
   /**
-   * Returns the second and the height at which the pointer is.
+   * Returns the second at which the pointer is, and its y.
    * @param {PointerEvent} event
    */
   at(event) {

@@ -1,8 +1,8 @@
-// A list of any length: only the rows in view are in the document.
+// Makes a list of any length: only the rows in view are in the document.
 
 import { h } from "view/parts/dom";
 
-const MARGIN = 8; // rows above and below the view that are there already when one scrolls
+const MARGIN = 8; // rows above and below the view that are in the document too, for scrolling
 
 /**
  * @param {{

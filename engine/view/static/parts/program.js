@@ -1,8 +1,8 @@
-// The arguments of a tool call as people read them.
+// Shows the arguments of a tool call as people read them.
 
 /**
- * Returns the code of a call of Python, else the arguments as they are.
- * @param {string} text the arguments, in JSON if the model wrote them well
+ * Returns the code of a Python call, or else the arguments as they are.
+ * @param {string} text the arguments; not always JSON, since a model wrote them
  */
 export function programOf(text) {
   let parsed;

@@ -1,11 +1,11 @@
-// What several pages say about a run's record: which steps it has, and the names of its replicas.
+// Describes a run's record for several pages: which steps it has, and the names of its replicas.
 
 import { sum, whole } from "view/parts/format";
 
 /** @import { Outline } from "view/answers" */
 
-/** Says what to do for a page that needs the record. */
-export const RECORDS = "A run records itself unless record.max_mb=0.";
+/** What to do on a page that needs the record. */
+export const RECORDS = "Runs are recorded unless record.max_mb=0.";
 
 /**
  * Returns how many tokens were sampled in some turns.

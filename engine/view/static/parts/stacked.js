@@ -1,4 +1,4 @@
-// Stacked columns, one for each step.
+// Draws stacked columns, one for each step.
 
 import { drawnCanvas } from "view/parts/canvas";
 import { color } from "view/parts/colors";
@@ -9,9 +9,9 @@ import { seconds, sum } from "view/parts/format";
 /** @typedef {{ label: string, values: (number | null)[], paint: string }} Part */
 
 const LEFT = 46; // pixels for the numbers of the axis
-const BOTTOM = 18; // and for the steps
+const BOTTOM = 18; // pixels for the numbers of the steps
 const HEIGHT = 190;
-const LABEL = 44; // pixels from the number of a step to the next one, at least
+const LABEL = 44; // least distance between the numbers of two steps, in pixels
 
 /**
  * @param {Metrics} rows

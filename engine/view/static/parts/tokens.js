@@ -1,5 +1,5 @@
-// The tokens of a trajectory: who wrote each, both log-probabilities, ratio, entropy, what was
-// clipped, and the weights that sampled it.
+// Shows the tokens of a trajectory: who wrote each, both log-probabilities, ratio, entropy, whether
+// it was clipped, and the weights that sampled it.
 
 import { chart } from "view/parts/charts";
 import { color, faded } from "view/parts/colors";
@@ -21,10 +21,10 @@ import { fixed, mean, number, signed, whole } from "view/parts/format";
 /** @import { Child } from "view/parts/dom" */
 /** @import { Maybe } from "view/parts/format" */
 
-// Tokens come in blocks of at least so many that end with a line: the browser lays out the visible
-// ones only.
+// Tokens are put into blocks of at least this many, which end with a line: the browser lays out
+// only the blocks in view.
 const CHUNK = 200;
-const SCALE = 20_000; // values that decide where the colours are full
+const SCALE = 20_000; // the most values that the scale of the colours is computed from
 
 /**
  * The column that tokens are coloured by.
@@ -125,8 +125,8 @@ function clippedTokens({ advantage }, { learner_logprob_gradient_T }) {
 }
 
 /**
- * Returns what a token of high entropy is: with it the model doubts or checks itself (forking), or
- * responds to a tool's reply (reflection).
+ * Returns the kinds of a token of high entropy: with it the model doubts or checks itself
+ * (forking), or responds to a tool's reply (reflection).
  * @param {Tokens} tokens
  * @param {number} at
  */
@@ -149,7 +149,7 @@ function positions(values, isWanted) {
 }
 
 /**
- * Returns a function from a token to its background; null where there is no value.
+ * Returns a function from a token to its background, which is null if the token has no value.
  * @param {Tokens} tokens
  * @param {Mode} mode
  * @returns {(at: number) => string | null}
@@ -185,13 +185,13 @@ function painter(tokens, mode) {
  */
 const isValue = (value) => value !== null && value !== undefined;
 
-/** Math.max takes no more arguments than the stack holds. @param {number[]} values */
+/** Thins values out: Math.max takes no more than the stack holds. @param {number[]} values */
 const sample = (values) =>
   values.length <= SCALE
     ? values
     : values.filter((_, at) => at % Math.ceil(values.length / SCALE) === 0);
 
-/** The versions of the weights that sampled tokens, in order. @param {Tokens} tokens */
+/** Returns the versions of the weights that sampled tokens, in order. @param {Tokens} tokens */
 const versions = ({ versions_T }) =>
   [...new Set((versions_T ?? []).filter((one) => one >= 0))].sort((a, b) => a - b);
 
@@ -255,14 +255,14 @@ function modeLegend(mode, tokens) {
       ["given: prompt and tool replies", "transparent"],
     ],
     ratio_T: [
-      ["likelier to the learner than to the sampler", faded("good")],
+      ["more likely under the learner than under the sampler", faded("good")],
       ["less likely", faded("bad")],
     ],
     learner_entropy_T: [["high entropy", faded("tool_wait")]],
-    logprobs_T: [["unlikely to the sampler", faded("tool_wait")]],
+    logprobs_T: [["unlikely under the sampler", faded("tool_wait")]],
     learner_logprob_gradient_T: [
-      ["the loss makes it likelier", faded("good")],
-      ["less likely", faded("bad")],
+      ["the loss raises its probability", faded("good")],
+      ["the loss lowers it", faded("bad")],
     ],
     versions_T: versions(tokens).map((version, at) => [
       `version ${version}`,
@@ -273,8 +273,8 @@ function modeLegend(mode, tokens) {
   const marks = tokens.learner_logprob_gradient_T
     ? [
         ["underlined: clipped", color("bad")],
-        ["forking: doubts or checks itself, of high entropy", color("tool_wait")],
-        ["reflection: after a tool's reply, of high entropy", color("weight_sync")],
+        ["forking: high entropy, the model doubts or checks itself", color("tool_wait")],
+        ["reflection: high entropy, after a tool's reply", color("weight_sync")],
       ]
     : [];
   return legend([...entries[mode], ...marks]);
@@ -312,7 +312,7 @@ function curves(tokens) {
     chart({
       ...options,
       title: "Ratio",
-      unit: "learner to sampler, by position",
+      unit: "learner / sampler, by position",
       series: [{ label: "ratio", ...sampled(tokens.ratio_T), paint: color("run-2") }],
     }),
   );

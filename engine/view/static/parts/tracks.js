@@ -1,5 +1,5 @@
-// The rows of the timeline: the state and KV use of each replica, the spans of each track, the
-// event loop.
+// Makes the rows of the timeline: state and KV use of each replica, the spans of each track, and
+// the event loop.
 
 import { causeColor, causeText, color } from "view/parts/colors";
 import { number, seconds, whole } from "view/parts/format";
@@ -20,7 +20,7 @@ import { replicaName } from "view/parts/recorded";
  */
 
 /**
- * text: what is at a second, and at pixels below the row's top; perPixel: seconds.
+ * text: describes what is at a time, y pixels below the row's top; a pixel is perPixel seconds.
  * @typedef {{
  *   name?: string,
  *   note?: string,
@@ -32,10 +32,11 @@ import { replicaName } from "view/parts/recorded";
  * @typedef {Row & { top: number, bottom: number }} PlacedRow
  */
 
-const STATE = 16; // pixels of a replica's state
-const USE = 30; // and of its KV use
-const MOST = 260; // pixels of a track at most: its lanes get thinner the more there are
-const LAG = 22;
+// Heights in pixels.
+const STATE = 16; // a replica's state
+const USE = 30; // a replica's KV use
+const MOST = 260; // a track, at most: its lanes get thinner the more there are
+const LAG = 22; // the event loop
 
 /**
  * @param {Timeline} timeline
@@ -64,7 +65,7 @@ export function rowsOf(timeline, top) {
  */
 const hasSteps = (engine) => Boolean(engine.at?.length);
 
-/** Math.max takes no more arguments than the stack holds. @param {number[]} values */
+/** Unlike Math.max it takes any number of values. @param {number[]} values */
 const largest = (values = []) => values.reduce((most, value) => Math.max(most, value), 0);
 
 /**
@@ -169,7 +170,7 @@ function spanRow(node, track, spans) {
         const [begin, end] = [spans.start[index], spans.end[index]];
         if (end < from || begin > to) return;
         pen.fillStyle = spanColor(track, spans.name[index]);
-        // Thin lanes between pixels would blur into bands.
+        // Rounded, because thin lanes between pixels would blur into bands.
         const y = top + Math.round(lane * height);
         pen.fillRect(x(begin), y, Math.max(0.8, x(end) - x(begin)), filled);
       });
