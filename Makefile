@@ -40,8 +40,9 @@ lint: venv ## ruff and mypy; prettier and tsc for the JavaScript of a run's page
 lint-page: $(node_modules)
 	@npm run --silent --prefix requirements check
 
-format: venv $(node_modules) ## ruff format and prettier, in place; the index engine/api.md
-	@$(python) -m ruff format . && npm run --silent --prefix requirements format && $(python) -m tests.support.api_index
+format: venv $(node_modules) ## ruff format and prettier, in place; engine/api.md, and the tables of recipes/runs.md
+	@$(python) -m ruff format . && npm run --silent --prefix requirements format
+	@$(python) -m tests.support.api_index && $(python) -m tests.support.metric_tables
 
 $(node_modules): requirements/package-lock.json
 	@npm ci --silent --prefix requirements

@@ -36,7 +36,7 @@ from engine.tools.function_tool import FunctionTool
 from engine.tools.mcp_tools import mcp_tools
 from engine.types import Group, Trajectory
 from sandbox import Sandbox
-from tests.support import api_index
+from tests.support import api_index, metric_tables
 from tests.support.fakes import a_prompt, a_trajectory
 from tests.support.node import CHAT, Setup, served
 from tests.support.paths import TINY
@@ -361,6 +361,10 @@ def test_files_that_a_page_names_exist(name: str) -> None:
 
 def test_the_index_is_that_of_the_sources() -> None:
     assert api_index.INDEX.read_text() == api_index.index(), "engine/api.md is old. Fix: make format"
+
+
+def test_the_tables_of_metrics_are_those_of_the_sources() -> None:
+    assert metric_tables.PAGE.read_text() == metric_tables.page(), "recipes/runs.md is old. Fix: make format"
 
 
 def test_options_of_the_quick_start_that_pages_name_exist() -> None:

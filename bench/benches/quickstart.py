@@ -21,6 +21,7 @@ from bench.measuring.bench import Bench, BenchFailed, Keep
 from bench.measuring.metric import count, milliseconds, seconds, share
 from bench.measuring.processes import child
 from bench.measuring.terminal import say
+from engine import metric_names as metric
 from engine.console.options import Rest
 from sandbox.require import at_least, require_fields
 
@@ -62,8 +63,8 @@ class Run:
 
     def evaluation(self, step: int) -> dict[str, float]:
         """Returns accuracy and tool errors of the evaluation after a step."""
-        row = next(row for row in self.rows if row.get("step") == step and "eval/accuracy" in row)
-        return {"accuracy": row["eval/accuracy"], "tool_errors": row["eval/tool_error_share_correct"]}
+        row = next(row for row in self.rows if row.get("step") == step and metric.EVAL_ACCURACY in row)
+        return {"accuracy": row[metric.EVAL_ACCURACY], "tool_errors": row[metric.EVAL_TOOL_ERROR_SHARE_CORRECT]}
 
 
 def run_once(fields: Sequence[str]) -> Run:
@@ -86,9 +87,11 @@ def measure(options: Options, keep: Keep) -> None:
 
 
 def figures(run: Run, steps: int) -> dict[str, float]:
-    trained = [row for row in run.rows if "time/step_s" in row]
+    trained = [row for row in run.rows if metric.TIME_STEP_S in row]
     reached = [
-        row["time/train_total_s"] for row in run.rows if row.get("eval/accuracy", 0.0) >= GOAL and "time/step_s" in row
+        row[metric.TIME_TRAIN_TOTAL_S]
+        for row in run.rows
+        if row.get(metric.EVAL_ACCURACY, 0.0) >= GOAL and metric.TIME_STEP_S in row
     ]
     before, after = run.evaluation(0), run.evaluation(steps)
     values = {
@@ -96,11 +99,11 @@ def figures(run: Run, steps: int) -> dict[str, float]:
         "accuracy_final": after["accuracy"],
         "tool_errors_initial": before["tool_errors"],
         "tool_errors_final": after["tool_errors"],
-        "train_s": trained[-1]["time/train_total_s"],
+        "train_s": trained[-1][metric.TIME_TRAIN_TOTAL_S],
         "first_step_s": run.summary["first_step_s"],
-        "step_s": statistics.median(row["time/step_s"] for row in trained),
+        "step_s": statistics.median(row[metric.TIME_STEP_S] for row in trained),
         "tool_calls": run.summary["tool_calls_jailed"],
-        "tool_latency_s": 1e-3 * statistics.median(row["tools/latency_p50_ms"] for row in trained),
+        "tool_latency_s": 1e-3 * statistics.median(row[metric.TOOLS_LATENCY_P50_MS] for row in trained),
         "canary_max": run.summary["canary_max_abs"],
     }
     return values | ({"to_goal_s": reached[0]} if reached else {})

@@ -29,6 +29,7 @@ from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import Kind, Metric, milliseconds, ratio, seconds, share
 from bench.measuring.processes import cpu_seconds
 from bench.measuring.terminal import say
+from engine import metric_names as metric
 from engine.assembly.training import Training, training
 from engine.console.options import Rest, parse
 from engine.recipe import Run
@@ -127,10 +128,10 @@ class Switch:
         before, self._mark = self._mark, spent
         step = Step(
             recorded=self._on,
-            wall_s=metrics["time/step_s"],
+            wall_s=metrics[metric.TIME_STEP_S],
             cpu_s=spent.cpu_s - before.cpu_s,
             node_s=spent.node_s - before.node_s,
-            learn_s=metrics["time/learn_s"],
+            learn_s=metrics[metric.TIME_LEARN_S],
             loop_s=self._loop_s,
             thread_s=self._thread_s,
             bytes=spent.bytes - before.bytes,

@@ -31,6 +31,7 @@ from bench.measuring.bench import Bench, BenchFailed, Keep
 from bench.measuring.metric import Kind, Metric, count, ratio, seconds, share
 from bench.measuring.processes import ROLES, child, cpu_seconds
 from bench.measuring.terminal import say
+from engine import metric_names as metric
 from engine.console.options import Rest
 from sandbox.require import Rule, at_least, require_fields
 
@@ -129,7 +130,7 @@ def run_once(staleness: int, steps: int, fields: Sequence[str]) -> Run:
         cpu_s={role: used / (last - first) for role, used in spent.most_common()},
         engines_at_learn=at_rest(samples),
         goodput=summary["goodput"],
-        staleness_mean=mean(row["rollout/staleness_mean"] for row in rows[SKIP:]),
+        staleness_mean=mean(row[metric.ROLLOUT_STALENESS_MEAN] for row in rows[SKIP:]),
     )
 
 
@@ -150,7 +151,7 @@ def watched(command: Sequence[str], metrics: Path) -> tuple[dict[int, Counter[st
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return [row for row in rows if "reward" in row]
+    return [row for row in rows if metric.REWARD in row]
 
 
 def busy(folder: Path, steps: int) -> tuple[float, float, float]:

@@ -13,7 +13,6 @@ profiles.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bench.measuring.terminal import say, table
+from engine import metric_names as metric
 from engine.console.options import Positional, Rest, parse
 from sandbox.require import at_least, require_fields
 
@@ -41,7 +41,6 @@ ROLES = {  # by what its command line holds, first match wins
     "sandbox": "sandbox",
     "import sys, types": "sandbox",
 }
-_STAGE = re.compile(r"stage/(.+)/busy_s")
 _LIBRARY = ("site-packages/", "lib/python", "<")
 
 
@@ -79,19 +78,23 @@ class StageTime:
 
 def stages(rows: Sequence[Mapping[str, float]]) -> list[StageTime]:
     """Returns the stages from the rows of metrics.jsonl, of which the last one has the sums."""
-    last = next((row for row in reversed(rows) if any(map(_STAGE.fullmatch, row))), {})
-    names = [match[1] for match in map(_STAGE.fullmatch, last) if match is not None]
+    last = next((row for row in reversed(rows) if any(map(_stage_of, row))), {})
+    names = [name for name in map(_stage_of, last) if name is not None]
     return [
         StageTime(
             name=name,
-            items=last[f"stage/{name}/items"],
-            busy_s=last[f"stage/{name}/busy_s"],
-            blocked_in_s=last[f"stage/{name}/blocked_in_s"],
-            blocked_out_s=last[f"stage/{name}/blocked_out_s"],
-            queue=max(row.get(f"stage/{name}/queue", 0) for row in rows),
+            items=last[metric.member(metric.STAGE_ITEMS, name)],
+            busy_s=last[metric.member(metric.STAGE_BUSY_S, name)],
+            blocked_in_s=last[metric.member(metric.STAGE_BLOCKED_IN_S, name)],
+            blocked_out_s=last[metric.member(metric.STAGE_BLOCKED_OUT_S, name)],
+            queue=max(row.get(metric.member(metric.STAGE_QUEUE, name), 0) for row in rows),
         )
         for name in names
     ]
+
+
+def _stage_of(name: str) -> str | None:
+    return metric.part_of(metric.STAGE_BUSY_S, name)
 
 
 def hottest(stacks: Iterable[str]) -> dict[str, list[tuple[str, float]]]:
@@ -190,9 +193,9 @@ def _boxes(place: Mapping[str, Any], x: float, y: float, scale: float) -> Iterab
 def show(run: Path, raw: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run / "summary.json").read_text())
-    seconds = max(row.get("time/train_total_s", 0.0) for row in rows) or 1.0
-    tokens = sum(row.get("tokens/generated", 0) for row in rows)
-    cpu_s = sum(row.get("host/loop_cpu_share", 0.0) * row.get("time/step_s", 0.0) for row in rows)
+    seconds = max(row.get(metric.TIME_TRAIN_TOTAL_S, 0.0) for row in rows) or 1.0
+    tokens = sum(row.get(metric.TOKENS_GENERATED, 0) for row in rows)
+    cpu_s = sum(row.get(metric.HOST_LOOP_CPU_SHARE, 0.0) * row.get(metric.TIME_STEP_S, 0.0) for row in rows)
     header = ["stage", "items/s", "busy", "blocked on input", "blocked on output", "longest queue"]
     title = f"stages; the event loop took {1e6 * cpu_s / max(1, tokens):.0f} us of CPU per sampled token"
     table(title, header, [stage.row(seconds) for stage in stages(rows)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine import metric_names as metric
 from engine.console.recorder import RunRecorder
 from engine.fleet.fleet import Fleet
 from engine.stages.evaluate import Evaluation, Evaluator
@@ -77,7 +78,7 @@ class EvaluationSchedule:
     async def _evaluate_and_record(self, step: int, due: Sequence[ScheduledEvaluation]) -> None:
         """Evaluates, and writes the figures in a row of their own."""
         if metrics := await self._evaluate(step, due):
-            self._recorder.step(step, {**metrics, "time/train_total_s": self._recorder.progress.train_s})
+            self._recorder.step(step, {**metrics, metric.TIME_TRAIN_TOTAL_S: self._recorder.progress.train_s})
 
     async def _evaluate(self, step: int, due: Sequence[ScheduledEvaluation]) -> dict[str, float]:
         metrics: dict[str, float] = {}

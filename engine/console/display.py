@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from engine import metric_names as metric
 from engine.fleet.fleet import Fleet
 from engine.telemetry.metrics import is_step
 from sandbox.printable import printable
@@ -112,11 +113,11 @@ class Display:
         self._failed = failed
         if is_step(metrics):
             self._metrics = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
-            nearly_all = metrics.get("groups/solved", 0) > SOLVED_SHARE * metrics.get("groups/all", 0)
+            nearly_all = metrics.get(metric.GROUPS_SOLVED, 0) > SOLVED_SHARE * metrics.get(metric.GROUPS_ALL, 0)
             self._solved_steps = self._solved_steps + 1 if nearly_all else 0
-            if "reward" in metrics:
-                self._rewards.append(metrics["reward"])
-                self._errors.append(metrics["tools/error_share_correct"])
+            if metric.REWARD in metrics:
+                self._rewards.append(metrics[metric.REWARD])
+                self._errors.append(metrics[metric.TOOLS_ERROR_SHARE_CORRECT])
             self._progress.update(self._bar, completed=step)
         self._metrics.update(metrics)
         if not self._live and not silent:
@@ -136,18 +137,18 @@ class Display:
         grid.add_column(style="dim", justify="right")
         grid.add_column()
         if is_step(m):
-            grid.add_row("reward", f"{_figure(m, 'reward')}  [green]{spark(self._rewards)}[/]")
-            errors = f"{_figure(m, 'tools/error_share_correct')}  [red]{spark(self._errors)}[/]"
+            grid.add_row("reward", f"{_figure(m, metric.REWARD)}  [green]{spark(self._rewards)}[/]")
+            errors = f"{_figure(m, metric.TOOLS_ERROR_SHARE_CORRECT)}  [red]{spark(self._errors)}[/]"
             grid.add_row("tool errors in correct", errors)
             if self._failed:
                 grid.add_row("failed", Text(self._failed, style="red"))
-            if "groups/all" in m:
+            if metric.GROUPS_ALL in m:
                 grid.add_row("groups", _groups(m))
             if self._solved_steps >= SOLVED_STEPS:
                 grid.add_row("", f"[yellow]{_HINT}[/]")
             grid.add_row("throughput", _rates(m))
             grid.add_row("step", _split(m))
-        if "eval/accuracy" in m:
+        if metric.EVAL_ACCURACY in m:
             grid.add_row("held-out accuracy", _accuracy(m))
         if self._limit:
             grid.add_row("limit", Text(printable(self._limit)))
@@ -166,28 +167,28 @@ class Display:
 
 
 def _accuracy(m: Mapping[str, float]) -> str:
-    return (
-        f"{m['eval/accuracy']:.3f}  [{m['eval/accuracy_low']:.3f}, {m['eval/accuracy_high']:.3f}]  n={m['eval/n']:.0f}"
-    )
+    low, high = m[metric.EVAL_ACCURACY_LOW], m[metric.EVAL_ACCURACY_HIGH]
+    return f"{m[metric.EVAL_ACCURACY]:.3f}  [{low:.3f}, {high:.3f}]  n={m[metric.EVAL_N]:.0f}"
 
 
 def _groups(m: Mapping[str, float]) -> str:
-    return f"{m['groups/flat']:.0f} of {m['groups/all']:.0f} flat, {m['groups/solved']:.0f} of them solved"
+    flat, groups, solved = m[metric.GROUPS_FLAT], m[metric.GROUPS_ALL], m[metric.GROUPS_SOLVED]
+    return f"{flat:.0f} of {groups:.0f} flat, {solved:.0f} of them solved"
 
 
 def _rates(m: Mapping[str, float]) -> str:
     """Returns the rates of a step; one that was begun before the run was resumed has only its goodput."""
-    parts = [f"goodput {m['tokens/goodput']:.2f}"]
-    if "tokens/per_s" in m:
-        parts = [f"{m['tokens/per_s']:,.0f} tokens/s", f"{m['tools/calls_per_s']:,.0f} tool calls/s", *parts]
+    parts = [f"goodput {m[metric.TOKENS_GOODPUT]:.2f}"]
+    if metric.TOKENS_PER_S in m:
+        parts = [f"{m[metric.TOKENS_PER_S]:,.0f} tokens/s", f"{m[metric.TOOLS_CALLS_PER_S]:,.0f} tool calls/s", *parts]
     return "   ".join(parts)
 
 
 def _split(m: Mapping[str, float]) -> str:
-    after = f"learn {m['time/learn_s']:.2f} + sync {m['time/sync_s']:.2f}"
-    if "rollout/trajectories_resumed" in m:
-        return f"{m['rollout/trajectories_resumed']:.0f} trajectories from before the run was resumed + {after}"
-    return f"{m['time/step_s']:.2f} s = rollout {m['time/rollout_s']:.2f} + {after}"
+    after = f"learn {m[metric.TIME_LEARN_S]:.2f} + sync {m[metric.TIME_SYNC_S]:.2f}"
+    if metric.ROLLOUT_TRAJECTORIES_RESUMED in m:
+        return f"{m[metric.ROLLOUT_TRAJECTORIES_RESUMED]:.0f} trajectories from before the run was resumed + {after}"
+    return f"{m[metric.TIME_STEP_S]:.2f} s = rollout {m[metric.TIME_ROLLOUT_S]:.2f} + {after}"
 
 
 def _figure(m: Mapping[str, float], name: str) -> str:
@@ -198,12 +199,12 @@ def _figure(m: Mapping[str, float], name: str) -> str:
 def _line(step: int, m: Mapping[str, float]) -> str:
     parts = [f"step {step:3d}"]
     if is_step(m):
-        errors = _figure(m, "tools/error_share_correct")
-        parts.append(f"reward {_figure(m, 'reward')}  tool errors in correct {errors}")
-        if "groups/all" in m:
+        errors = _figure(m, metric.TOOLS_ERROR_SHARE_CORRECT)
+        parts.append(f"reward {_figure(m, metric.REWARD)}  tool errors in correct {errors}")
+        if metric.GROUPS_ALL in m:
             parts.append(f"groups {_groups(m)}")
         parts.append(_rates(m))
         parts.append(_split(m))
-    if "eval/accuracy" in m:
+    if metric.EVAL_ACCURACY in m:
         parts.append(f"held-out {_accuracy(m)}")
     return "  ".join(parts)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from engine import metric_names as metric
 from engine.atomic_files import CannotWrite
 from engine.console.display import Display
 from engine.console.report import Progress, plot
@@ -47,7 +48,7 @@ class RunRecorder:
         self._options = run.options()
         self._failed: list[str] = []  # lines that are shown with the next row
         for row in state.rows:
-            if "reward" in row and "tools/error_share_correct" not in row:
+            if metric.REWARD in row and metric.TOOLS_ERROR_SHARE_CORRECT not in row:
                 raise Unresumable(
                     f"{run.path / 'metrics.jsonl'}: step {row['step']:.0f} has no tools/error_share_correct; "
                     "an older version gave metrics other names. Fix: start a new run with fresh=true"
@@ -101,14 +102,14 @@ class RunRecorder:
         """Notes that an evaluation has just ended. Its trajectories are kept for the report's examples."""
         self.failed(f"evaluation of step {step}", trajectories)
         ended = self._timeline.now()
-        self._timeline.span("evaluation", f"step {step}", ended - metrics["time/eval_s"], ended, **metrics)
+        self._timeline.span("evaluation", f"step {step}", ended - metrics[metric.TIME_EVAL_S], ended, **metrics)
         self.progress.evaluated(step, trajectories)
         self._state.journal.keep(LAST if step else FIRST, trajectories)
 
     def background_evaluation(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """Records an evaluation that ran beside training, in a row of its own."""
         self.evaluated(step, metrics, trajectories)
-        self.step(step, {**metrics, "time/train_total_s": self.progress.seconds_of(step)})
+        self.step(step, {**metrics, metric.TIME_TRAIN_TOTAL_S: self.progress.seconds_of(step)})
 
     def draw(self) -> None:
         """Writes the newest part of the timeline, and the plot. Raises CannotWrite."""

@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from engine import metric_names as metric
 from engine.console.shown import shown
 from engine.diagnosis.limit import Diagnosis
 from engine.diagnosis.step_window import Limit
@@ -35,15 +36,15 @@ class Progress:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds the metrics of a step, of an evaluation of its weights, or of both. Step 0 is before training."""
-        row = {"step": step, "time/train_total_s": 0.0, **metrics}
+        row = {"step": step, metric.TIME_TRAIN_TOTAL_S: 0.0, **metrics}
         if measure.is_step(row):
             self.steps.append(row)
-        if "eval/accuracy" in row:
+        if metric.EVAL_ACCURACY in row:
             self.evaluations.append(row)
 
     @property
     def train_s(self) -> float:
-        return self.steps[-1]["time/train_total_s"] if self.steps else 0.0
+        return self.steps[-1][metric.TIME_TRAIN_TOTAL_S] if self.steps else 0.0
 
     def has_evaluated(self, step: int) -> bool:
         return any(row["step"] == step for row in self.evaluations)
@@ -60,7 +61,7 @@ class Progress:
 
     def seconds_of(self, step: int) -> float:
         """Returns the seconds of training until a step was live."""
-        return self.steps[step - 1]["time/train_total_s"] if step else 0.0
+        return self.steps[step - 1][metric.TIME_TRAIN_TOTAL_S] if step else 0.0
 
     def total(self, name: str) -> float:
         """Returns a metric's sum over the steps."""
@@ -68,36 +69,39 @@ class Progress:
 
     def summary(self) -> dict[str, Any]:
         """Returns figures of the whole run, without those of evaluations if there was none."""
-        waste = sorted({name for row in self.steps for name in row if name.startswith("waste/")})
-        calls = {
-            name: int(self.total(rolled) + sum(score[f"eval/{name}"] for score in self.evaluations))
-            for name, rolled in (("tool_calls", "tools/calls"), ("tool_calls_jailed", "tools/calls_jailed"))
-        }
+        waste = {name: metric.part_of(metric.WASTE, name) for row in self.steps for name in row}
         return {
             **(self._scores() if self.evaluations else {}),
             "steps": len(self.steps),
             "rl_wall_s": self.train_s,
-            **calls,
-            "tokens_generated": int(self.total("tokens/generated")),
-            "tokens_trained": int(self.total("tokens/trained")),
-            "goodput": self.total("tokens/trained") / max(1, self.total("tokens/generated")),
-            "wasted_tokens": {name.removeprefix("waste/"): self.total(name) for name in waste},
-            "staleness_max": int(max((row.get("rollout/staleness_max", 0) for row in self.steps), default=0)),
+            "tool_calls": self._calls(metric.TOOLS_CALLS, metric.EVAL_TOOL_CALLS),
+            "tool_calls_jailed": self._calls(metric.TOOLS_CALLS_JAILED, metric.EVAL_TOOL_CALLS_JAILED),
+            "tokens_generated": int(self.total(metric.TOKENS_GENERATED)),
+            "tokens_trained": int(self.total(metric.TOKENS_TRAINED)),
+            "goodput": self.total(metric.TOKENS_TRAINED) / max(1, self.total(metric.TOKENS_GENERATED)),
+            "wasted_tokens": {f"{waste[name]}_tokens": self.total(name) for name in sorted(waste) if waste[name]},
+            "staleness_max": int(max((row.get(metric.ROLLOUT_STALENESS_MAX, 0) for row in self.steps), default=0)),
             "mean_seconds_per_step": {
-                name: self._mean(f"time/{name}_s") for name in ("step", "rollout", "learn", "sync")
+                "step": self._mean(metric.TIME_STEP_S),
+                "rollout": self._mean(metric.TIME_ROLLOUT_S),
+                "learn": self._mean(metric.TIME_LEARN_S),
+                "sync": self._mean(metric.TIME_SYNC_S),
             },
         }
+
+    def _calls(self, rolled: str, evaluated: str) -> int:
+        return int(self.total(rolled) + sum(score[evaluated] for score in self.evaluations))
 
     def _scores(self) -> dict[str, Any]:
         first, last = self.evaluations[0], self.evaluations[-1]
         before = first if not first["step"] else {}
         return {
-            "accuracy_initial": before.get("eval/accuracy"),
-            "accuracy_final": last["eval/accuracy"],
-            "accuracy_final_interval": [last["eval/accuracy_low"], last["eval/accuracy_high"]],
-            "accuracy_n": int(last["eval/n"]),
-            "tool_error_share_initial": before.get("eval/tool_error_share_correct"),
-            "tool_error_share_final": last["eval/tool_error_share_correct"],
+            "accuracy_initial": before.get(metric.EVAL_ACCURACY),
+            "accuracy_final": last[metric.EVAL_ACCURACY],
+            "accuracy_final_interval": [last[metric.EVAL_ACCURACY_LOW], last[metric.EVAL_ACCURACY_HIGH]],
+            "accuracy_n": int(last[metric.EVAL_N]),
+            "tool_error_share_initial": before.get(metric.EVAL_TOOL_ERROR_SHARE_CORRECT),
+            "tool_error_share_final": last[metric.EVAL_TOOL_ERROR_SHARE_CORRECT],
         }
 
     def _mean(self, name: str) -> float | None:
@@ -107,7 +111,7 @@ class Progress:
 
     def seconds_to(self, accuracy: float) -> float | None:
         """Returns the training seconds to this held-out accuracy, linear between evaluations; None if never reached."""
-        points = [(row["time/train_total_s"], row["eval/accuracy"]) for row in self.evaluations]
+        points = [(row[metric.TIME_TRAIN_TOTAL_S], row[metric.EVAL_ACCURACY]) for row in self.evaluations]
         if points and points[0][1] >= accuracy:
             return points[0][0]
         for (t0, a0), (t1, a1) in pairwise(points):
@@ -125,28 +129,29 @@ def plot(path: Path, progress: Progress, title: str) -> None:
     history, scores = progress.steps, progress.evaluations
     steps = [row["step"] for row in history]
     at = [row["step"] for row in scores]
-    accuracy, low, high = ([score[f"eval/accuracy{end}"] for score in scores] for end in ("", "_low", "_high"))
+    names = (metric.EVAL_ACCURACY, metric.EVAL_ACCURACY_LOW, metric.EVAL_ACCURACY_HIGH)
+    accuracy, low, high = ([score[name] for score in scores] for name in names)
     spread = [[a - b for a, b in zip(accuracy, low, strict=True)], [b - a for a, b in zip(accuracy, high, strict=True)]]
-    errors = [score["eval/tool_error_share_correct"] for score in scores]
+    errors = [score[metric.EVAL_TOOL_ERROR_SHARE_CORRECT] for score in scores]
     axes.errorbar(
         at, accuracy, spread, color=_BLUE, marker="o", ms=4, capsize=3, label="held-out accuracy (95 %)", clip_on=False
     )
-    rewards = [row.get("reward", math.nan) for row in history]  # a gap where nothing was graded
+    rewards = [row.get(metric.REWARD, math.nan) for row in history]  # a gap where nothing was graded
     known = [reward for reward in rewards if not math.isnan(reward)]
     light: dict[str, Any] = {"alpha": 0.35, "marker": "o" if len(steps) == 1 else ""}  # one point makes no line
     axes.plot(steps, rewards, color=_BLUE, label="reward of the rollouts", **light)
     axes.plot(
         at, errors, color=_RED, marker="s", ms=4, label="tool errors in correct trajectories, held-out", clip_on=False
     )
-    rolled = [row.get("tools/error_share_correct", math.nan) for row in history]
+    rolled = [row.get(metric.TOOLS_ERROR_SHARE_CORRECT, math.nan) for row in history]
     axes.plot(steps, rolled, color=_RED, label="same, in the rollouts", **light)
     axes.set(xlabel="step", ylim=(min([0, *known]), max([1.02, *known])), xlim=(0, max(steps)))
-    seconds = [0.0, *(row["time/train_total_s"] for row in history)]
+    seconds = [0.0, *(row[metric.TIME_TRAIN_TOTAL_S] for row in history)]
     clock = axes.secondary_xaxis("top", functions=(_map([0, *steps], seconds), _map(seconds, [0, *steps])))
     clock.set_xlabel("seconds of training")
     axes.grid(alpha=0.25)
     axes.spines["right"].set_visible(False)
-    n = int(scores[-1]["eval/n"])
+    n = int(scores[-1][metric.EVAL_N])
     since = "" if at[0] else f"{accuracy[0]:.2f} to "
     axes.set_title(f"{title}: held-out accuracy {since}{accuracy[-1]:.2f} (n = {n})")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
@@ -228,13 +233,15 @@ def _table(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Table:
     table = Table("held-out", *(["before"] if before else []), "after", title="Before and after")
     scores = [(measure.evaluation(trajectories), len(trajectories)) for trajectories in (before, after) if trajectories]
     rows = (
-        ("accuracy (pass@1)", "eval/accuracy"),
-        ("trajectories that use the tool", "eval/tool_rate"),
-        ("tool errors in correct trajectories", "eval/tool_error_share_correct"),
+        ("accuracy (pass@1)", metric.EVAL_ACCURACY),
+        ("trajectories that use the tool", metric.EVAL_TOOL_RATE),
+        ("tool errors in correct trajectories", metric.EVAL_TOOL_ERROR_SHARE_CORRECT),
     )
     for label, name in rows:
         table.add_row(label, *(f"{score[name]:.3f}" for score, _ in scores))
-    table.add_row("sampled tokens per trajectory", *(f"{score['eval/tokens'] / count:.1f}" for score, count in scores))
+    table.add_row(
+        "sampled tokens per trajectory", *(f"{score[metric.EVAL_TOKENS] / count:.1f}" for score, count in scores)
+    )
     return table
 
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from engine import metric_names as metric
 from engine.run.prompt_stream import skip
 from engine.run.step_history import Rows, StepHistory
 from engine.types import Prompt
@@ -67,10 +68,11 @@ class PassRateBand:
             raise ValueError(f"outside must be between 0 and 1 and steps positive, got {self.outside}, {self.steps}")
 
     def weights(self, given: Mapping[str, float], steps: Rows) -> Mapping[str, float]:
-        return {name: weight * self._share(f"reward/{name}", steps) for name, weight in given.items()}
+        return {name: weight * self._share(name, steps) for name, weight in given.items()}
 
-    def _share(self, metric: str, steps: Rows) -> float:
-        rates = [row[metric] for row in steps if metric in row][-self.steps :]
+    def _share(self, source: str, steps: Rows) -> float:
+        pass_rate = metric.of_source(metric.REWARD, source)
+        rates = [row[pass_rate] for row in steps if pass_rate in row][-self.steps :]
         if not rates or self.low <= float(np.mean(rates)) <= self.high:
             return 1.0
         return self.outside

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from engine import metric_names as metric
 from engine.diagnosis.step_window import Limit, StepWindow, percent
 
 NOTABLE = 0.1  # a cause that costs a smaller share of the steps is not mentioned
@@ -52,9 +53,9 @@ def alarms(steps: StepWindow) -> Iterator[Finding]:
 
 
 def _dead_replicas(steps: StepWindow) -> Iterator[Finding]:
-    live, deaths = steps.rows[-1].get("replicas/live"), steps.total("replicas/deaths")
-    wanted = max(int(steps.value("replicas", 0)), int(steps.most("replicas/live")))
-    figures = {"replicas/live": live or 0, "replicas/deaths": deaths}
+    live, deaths = steps.rows[-1].get(metric.REPLICAS_LIVE), steps.total(metric.REPLICAS_DEATHS)
+    wanted = max(int(steps.value("replicas", 0)), int(steps.most(metric.REPLICAS_LIVE)))
+    figures = {metric.REPLICAS_LIVE: live or 0, metric.REPLICAS_DEATHS: deaths}
     fix = "Fix: the timeline shows why; often memory is short"
     if live is not None and live < wanted:
         yield _alarm(steps, f"{live:.0f} of {wanted} replicas serve. {fix}", figures, "kv_blocks")
@@ -63,43 +64,43 @@ def _dead_replicas(steps: StepWindow) -> Iterator[Finding]:
 
 
 def _blocked_loop(steps: StepWindow) -> Iterator[Finding]:
-    blocked = steps.share("host/loop_blocked_s")
+    blocked = steps.share(metric.HOST_LOOP_BLOCKED_S)
     if blocked < NOTABLE:
         return
     where = f"`{steps.blocked_at}`" if steps.blocked_at else "a stage, tool or reward"
     text = f"the event loop was blocked for {percent(blocked)} of the time"
     fix = f"Fix: move what computes in {where} into a thread (asyncio.to_thread)"
-    yield Finding(text=f"{text}. {fix}", figures={"host/loop_blocked_s": blocked})
+    yield Finding(text=f"{text}. {fix}", figures={metric.HOST_LOOP_BLOCKED_S: blocked})
 
 
 def _full_cache(steps: StepWindow) -> Iterator[Finding]:
-    preemptions, peak = steps.total("kv/preemptions"), steps.most("kv_peak/")
+    preemptions, peak = steps.total(metric.KV_PREEMPTIONS), steps.most(metric.KV_PEAK)
     if preemptions and peak > FULL:
         text = f"{preemptions:.0f} requests were preempted and computed again, with {percent(peak)} of KV blocks in use"
-        yield _alarm(steps, text, {"kv/preemptions": preemptions, "kv_peak": peak}, "kv_blocks")
+        yield _alarm(steps, text, {metric.KV_PREEMPTIONS: preemptions, "kv_peak": peak}, "kv_blocks")
 
 
 def _lost_trajectories(steps: StepWindow) -> Iterator[Finding]:
     causes = (
-        ("rollout/trajectories_failed", FAILED, "were lost to errors of ours, not the model's", ""),
-        ("stop/length", TRUNCATED, "were cut off by their budget of tokens", "max_tokens"),
-        ("stop/deadline", LATE, "ran out of time", "deadline_s"),
+        (metric.ROLLOUT_TRAJECTORIES_FAILED, FAILED, "were lost to errors of ours, not the model's", ""),
+        (metric.member(metric.STOP, "length"), TRUNCATED, "were cut off by their budget of tokens", "max_tokens"),
+        (metric.member(metric.STOP, "deadline"), LATE, "ran out of time", "deadline_s"),
     )
     for name, most, what, option in causes:
-        share = steps.total(name) / max(1.0, steps.total("rollout/trajectories"))
+        share = steps.total(name) / max(1.0, steps.total(metric.ROLLOUT_TRAJECTORIES))
         if share > most:
             yield _alarm(steps, f"{percent(share)} of the trajectories {what}", {name: share}, option)
 
 
 def _flat_groups(steps: StepWindow) -> Iterator[Finding]:
-    groups = max(1.0, steps.total("groups/all"))
-    flat, solved = steps.total("groups/flat") / groups, steps.total("groups/solved") / groups
+    groups = max(1.0, steps.total(metric.GROUPS_ALL))
+    flat, solved = steps.total(metric.GROUPS_FLAT) / groups, steps.total(metric.GROUPS_SOLVED) / groups
     if flat > FLAT:
         fix = f"{'harder' if solved > flat / 2 else 'easier'} prompts"
         if steps.has("refills"):
             fix += ", or others in their place"
         text = f"{percent(flat)} of the groups have no signal, {percent(solved)} because they are solved. Fix: {fix}"
-        yield _alarm(steps, text, {"groups/flat": flat, "groups/solved": solved}, "refills")
+        yield _alarm(steps, text, {metric.GROUPS_FLAT: flat, metric.GROUPS_SOLVED: solved}, "refills")
 
 
 def advice(steps: StepWindow, lost: Mapping[Limit, float], limit: Limit) -> Iterator[Finding]:
@@ -125,8 +126,8 @@ Advice = Iterator[tuple[str, str]]
 
 
 def _faster_tools(steps: StepWindow) -> Advice:
-    half = f"half of the calls take more than {steps.mean('tools/latency_p50_ms'):,.0f} ms"
-    if steps.total("tools/calls_jailed"):
+    half = f"half of the calls take more than {steps.mean(metric.TOOLS_LATENCY_P50_MS):,.0f} ms"
+    if steps.total(metric.TOOLS_CALLS_JAILED):
         yield f"{half}; if they queue for the sandbox, more slots let more of them run at once", "slots"
     yield f"{half}; more rollouts at once would hide it", "prompts_per_step"
 
@@ -148,7 +149,7 @@ def _faster_rewards(steps: StepWindow) -> Advice:
 def _faster_learner(steps: StepWindow) -> Advice:
     if not steps.max_staleness and steps.may_overlap:
         yield "the learner can train while the next step is rolled out", "max_staleness"
-    tokens = steps.total("learner/tokens") / max(1.0, steps.total("learner/trajectories"))
+    tokens = steps.total(metric.LEARNER_TOKENS) / max(1.0, steps.total(metric.LEARNER_TRAJECTORIES))
     if steps.value("micro_batch_tokens", 1e9) < 4 * tokens:
         yield "larger micro-batches make the learner faster", "micro_batch_tokens"
     if steps.value("minibatches", 1) > 4:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine import metric_names as metric
 from engine.diagnosis.advice import Finding, advice, alarms
 from engine.diagnosis.step_window import Limit, Row, StepWindow, percent
 
@@ -58,13 +59,13 @@ def diagnose(
     >>> str(diagnosis.limit), round(diagnosis.lost[Limit.LEARNER], 2)
     ('learner', 0.8)
     """
-    newest = [row for row in rows if "time/step_s" in row][-window:]
+    newest = [row for row in rows if metric.TIME_STEP_S in row][-window:]
     if not newest:
         return Diagnosis(sentence="No step is trained yet.", limit=Limit.NONE)
     steps = StepWindow(newest, config, summary)
     between = int(newest[0]["step"]), int(newest[-1]["step"])
     if not steps.is_measured:
-        waits = percent(steps.share("time/rollout_s"))
+        waits = percent(steps.share(metric.TIME_ROLLOUT_S))
         sentence = f"What the replicas waited for is not known; the learner waits for rollouts {waits} of the time."
         return Diagnosis(sentence=sentence, limit=Limit.NONE, alarms=tuple(alarms(steps)), steps=between)
     lost, wrong = steps.lost(), tuple(alarms(steps))
@@ -104,7 +105,8 @@ def _staleness_limits(steps: StepWindow, lost: Mapping[Limit, float]) -> bool:
 
 
 def _dead(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
-    live, most = steps.rows[-1].get("replicas/live", 0), max(steps.value("replicas", 0), steps.most("replicas/live"))
+    live = steps.rows[-1].get(metric.REPLICAS_LIVE, 0)
+    most = max(steps.value("replicas", 0), steps.most(metric.REPLICAS_LIVE))
     return (
         f"A dead replica limits this run: {percent(lost[Limit.DEAD_REPLICA])} of the replicas' time is lost to it, and "
         f"{live:.0f} of {most:.0f} serve now."
@@ -112,7 +114,7 @@ def _dead(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
 
 
 def _host(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
-    blocked, share = steps.share("host/loop_blocked_s"), percent(lost[Limit.HOST])
+    blocked, share = steps.share(metric.HOST_LOOP_BLOCKED_S), percent(lost[Limit.HOST])
     if blocked < lost[Limit.HOST] / 2:
         if lost[Limit.HOST] > steps.idle("host"):
             return f"The host limits this run: the event loop computes for {share} of the time and has no time left."
@@ -120,7 +122,7 @@ def _host(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
     where = f", most of it at {steps.blocked_at}" if steps.blocked_at else ""
     return (
         f"The host limits this run: the event loop is blocked for {percent(blocked)} of the time, up to "
-        f"{steps.most('host/loop_lag_max_ms'):,.0f} ms at once{where}."
+        f"{steps.most(metric.HOST_LOOP_LAG_MAX_MS):,.0f} ms at once{where}."
     )
 
 
@@ -134,7 +136,7 @@ def _tool(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
 def _kv(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
     return (
         f"The KV cache limits this run: for {percent(lost[Limit.KV])} of a step trajectories wait for KV blocks "
-        f"(peak use {percent(steps.most('kv_peak/'))}, {steps.total('kv/preemptions'):.0f} preemptions)."
+        f"(peak use {percent(steps.most(metric.KV_PEAK))}, {steps.total(metric.KV_PREEMPTIONS):.0f} preemptions)."
     )
 
 
@@ -150,7 +152,7 @@ def _reward(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
 
 
 def _learner(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
-    learn_s, step_s = steps.total("time/learn_s") / len(steps.rows), steps.seconds / len(steps.rows)
+    learn_s, step_s = steps.total(metric.TIME_LEARN_S) / len(steps.rows), steps.seconds / len(steps.rows)
     return (
         f"The learner limits this run: the replicas wait for it {percent(lost[Limit.LEARNER])} of their time "
         f"({learn_s:.2f} of the {step_s:.2f} s of a step)."
@@ -158,7 +160,7 @@ def _learner(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
 
 
 def _sync(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
-    seconds = (steps.total("time/sync_s") + steps.total("learner/publish_s")) / len(steps.rows)
+    seconds = (steps.total(metric.TIME_SYNC_S) + steps.total(metric.LEARNER_PUBLISH_S)) / len(steps.rows)
     return (
         f"Weight transfer limits this run: publishing and loading take {percent(lost[Limit.SYNC])} of a step "
         f"({seconds:.2f} s)."
@@ -173,7 +175,7 @@ def _staleness(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
 
 
 def _none(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
-    rate = steps.total("tokens/generated") / steps.seconds
+    rate = steps.total(metric.TOKENS_GENERATED) / steps.seconds
     second = max((cause for cause in lost if cause is not Limit.NONE), key=lambda cause: lost[cause])
     return (
         f"Nothing but its replicas limits this run; they sample {percent(steps.idle('busy'))} of the time, "

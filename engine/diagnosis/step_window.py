@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from engine import metric_names as metric
+
 ROOM = 0.8  # above this share of busy cores, learner and replicas gain nothing from running at once
 SATURATED = 0.9  # above this CPU share of the event loop's thread, everything waits for it
 
@@ -42,7 +44,7 @@ class StepWindow:
         self, rows: Sequence[Row], config: Mapping[str, Any], summary: Mapping[str, Any] | None = None
     ) -> None:
         self.rows, self.config = rows, config
-        self.seconds = max(1e-9, self.total("time/step_s"))
+        self.seconds = max(1e-9, self.total(metric.TIME_STEP_S))
         # If rollout nodes make all groups, the replicas that are measured here only evaluate.
         self._replica_seconds = {} if config.get("nodes_only") else _replica_seconds(rows, summary or {})
 
@@ -62,12 +64,13 @@ class StepWindow:
     def mean(self, name: str, default: float = 0.0) -> float:
         """Returns the mean of a metric over the steps, weighted by their seconds; default if no row has it."""
         rows = [row for row in self.rows if name in row]
-        seconds = sum(row["time/step_s"] for row in rows)
-        return sum(row[name] * row["time/step_s"] for row in rows) / seconds if seconds else default
+        seconds = sum(row[metric.TIME_STEP_S] for row in rows)
+        return sum(row[name] * row[metric.TIME_STEP_S] for row in rows) / seconds if seconds else default
 
-    def most(self, prefix: str) -> float:
-        """Returns the largest value of the metrics whose names begin with the prefix, 0 if there is none."""
-        return max((value for row in self.rows for name, value in row.items() if name.startswith(prefix)), default=0.0)
+    def most(self, name: str) -> float:
+        """Returns the largest value of a metric, or of all metrics of a family; 0 if no row has one."""
+        values = (value for row in self.rows for key, value in row.items() if key == name or metric.part_of(name, key))
+        return max(values, default=0.0)
 
     def idle(self, cause: str) -> float:
         """Returns the share of the replicas' time that went to a cause; "busy" is one of the causes."""
@@ -92,30 +95,33 @@ class StepWindow:
     @property
     def tool_waits(self) -> dict[str, float]:
         """Seconds in which trajectories waited for each tool."""
-        names = {name for row in self.rows for name in row if name.startswith("tools/wait/")}
-        return {name.removeprefix("tools/wait/").removesuffix("_s"): self.total(name) for name in sorted(names)}
+        names = {name for row in self.rows for name in row}
+        tools = {name: metric.part_of(metric.TOOLS_WAIT, name) for name in sorted(names)}
+        return {tool: self.total(name) for name, tool in tools.items() if tool is not None}
 
     @property
     def blocked_at(self) -> str:
         """The line that blocked the event loop longest, "mine.py:12 clean"; empty if none was noted."""
-        prefix, seconds = "host/blocked_at/", Counter[str]()
+        seconds = Counter[str]()
         for row in self.rows:
-            seconds.update({name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)})
+            for name, value in row.items():
+                if (line := metric.part_of(metric.HOST_BLOCKED_AT, name)) is not None:
+                    seconds[line] += value
         return max(seconds, key=lambda line: seconds[line], default="")
 
     def lost(self) -> dict[Limit, float]:
         """Returns the share of the steps that each cause took, averaged over replicas. NONE: the share not lost."""
         gate = self.idle("staleness_gate")
-        publish = min(1.0, self.total("learner/publish_s") / max(1e-9, self.total("time/learn_s")))
+        publish = min(1.0, self.total(metric.LEARNER_PUBLISH_S) / max(1e-9, self.total(metric.TIME_LEARN_S)))
         return {
             Limit.DEAD_REPLICA: self.idle("down"),
-            Limit.HOST: max(self.share("host/loop_blocked_s"), self._host_idle(), self._saturated()),
-            Limit.TOOL: max(self.share("tools/starved_s"), self.idle("tool_wait")),
-            Limit.KV: self.share("kv/blocked_s"),
-            Limit.TAIL: self.share("rollout/tail_s"),
+            Limit.HOST: max(self.share(metric.HOST_LOOP_BLOCKED_S), self._host_idle(), self._saturated()),
+            Limit.TOOL: max(self.share(metric.TOOLS_STARVED_S), self.idle("tool_wait")),
+            Limit.KV: self.share(metric.KV_BLOCKED_S),
+            Limit.TAIL: self.share(metric.ROLLOUT_TAIL_S),
             Limit.REWARD: self.idle("reward"),
             Limit.LEARNER: gate * (1 - publish),
-            Limit.SYNC: max(self.idle("weight_sync"), self.share("time/sync_s")) + gate * publish,
+            Limit.SYNC: max(self.idle("weight_sync"), self.share(metric.TIME_SYNC_S)) + gate * publish,
             Limit.STALENESS: self._waits_for_each_other(),
             Limit.NONE: self.sampling,
         }
@@ -123,17 +129,19 @@ class StepWindow:
     @property
     def sampling(self) -> float:
         """Share of the steps in which the replicas sampled at full width."""
-        starved = max(0.0, self.share("tools/starved_s") - self.idle("tool_wait"))
-        return max(0.0, self.idle("busy") - self.share("kv/blocked_s") - self.share("rollout/tail_s") - starved)
+        starved = max(0.0, self.share(metric.TOOLS_STARVED_S) - self.idle("tool_wait"))
+        return max(
+            0.0, self.idle("busy") - self.share(metric.KV_BLOCKED_S) - self.share(metric.ROLLOUT_TAIL_S) - starved
+        )
 
     def _host_idle(self) -> float:
         """Share of idle time that counts for the host. Time in which `max_staleness` lets no group begin does not."""
-        gated = self.share("time/lease_wait_s") if self.max_staleness else 0.0
+        gated = self.share(metric.TIME_LEASE_WAIT_S) if self.max_staleness else 0.0
         return max(0.0, self.idle("host") - gated)
 
     def _saturated(self) -> float:
         """CPU share of the event loop's thread if it has no time left, else 0: a busy loop alone costs nothing."""
-        used = self.mean("host/loop_cpu_share")
+        used = self.mean(metric.HOST_LOOP_CPU_SHARE)
         return used if used >= SATURATED else 0.0
 
     def _waits_for_each_other(self) -> float:
@@ -142,10 +150,10 @@ class StepWindow:
         On-policy, replicas and learner take turns, and the shorter of the two turns can be saved. Otherwise it is the
         time in which the learner waits for rollouts, no new ones may begin, and the replicas are nearly empty.
         """
-        learner_waits = self.share("time/rollout_s")
+        learner_waits = self.share(metric.TIME_ROLLOUT_S)
         if self.max_staleness:
-            empty = max(0.0, 1 - self.sampling - self.share("kv/blocked_s"))
-            return min(learner_waits, self.share("time/lease_wait_s"), empty)
+            empty = max(0.0, 1 - self.sampling - self.share(metric.KV_BLOCKED_S))
+            return min(learner_waits, self.share(metric.TIME_LEASE_WAIT_S), empty)
         return min(learner_waits, self.idle("staleness_gate")) if self.may_overlap else 0.0
 
     @property
@@ -153,7 +161,7 @@ class StepWindow:
         """Whether learner and replicas could work at once: on GPUs of their own, or on cores that are not all busy."""
         if devices := self.config.get("devices"):
             return len(devices) > self.value("learner_ranks", 1)
-        return self.mean("host/machine_cpu_share", 1.0) < ROOM
+        return self.mean(metric.HOST_MACHINE_CPU_SHARE, 1.0) < ROOM
 
 
 def _replica_seconds(rows: Sequence[Row], summary: Mapping[str, Any]) -> dict[str, float]:
@@ -161,8 +169,9 @@ def _replica_seconds(rows: Sequence[Row], summary: Mapping[str, Any]) -> dict[st
     totals: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():
-            if name == "replicas/busy_s" or name.startswith("idle/"):
-                totals.update({name.rpartition("/")[2].removesuffix("_s"): value})
+            cause = "busy" if name == metric.REPLICAS_BUSY_S else metric.part_of(metric.IDLE, name)
+            if cause is not None:
+                totals[cause] += value
     if not totals:
         for causes in summary.get("idle_attribution_s", {}).values():
             totals.update(causes)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine import metric_names as metric
 from engine.nodes.ledger import Key, Member
 from engine.telemetry.timeline import Timeline
 
@@ -47,14 +48,14 @@ class NodeBook:
 
         Nodes of one name count as one; the last of them says what is now.
         """
-        found: dict[str, float] = {"nodes/live": len(nodes)}
+        found: dict[str, float] = {metric.NODES_LIVE: len(nodes)}
         members = {member.name: member for member in nodes}
         for name in sorted({*members, *self._groups})[:NODES]:
-            found[f"nodes/{name}/groups"] = self._groups[name]
+            found[metric.member(metric.NODES_GROUPS, name)] = self._groups[name]
             if name in members:
                 member = members[name]
-                found[f"nodes/{name}/lag"] = version - member.version
-                found[f"nodes/{name}/kv_free"] = member.free_tokens / max(1, member.capacity_tokens)
+                found[metric.member(metric.NODES_LAG, name)] = version - member.version
+                found[metric.member(metric.NODES_KV_FREE, name)] = member.free_tokens / max(1, member.capacity_tokens)
         self._groups.clear()
         return found
 

@@ -14,6 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from engine import metric_names as metric
 from engine.telemetry.metrics import solved
 from engine.types import Group, Trajectory
 
@@ -48,7 +49,7 @@ def check_graded(rows: Sequence[Mapping[str, float]]) -> None:
 
     >>> check_graded([{"reward": 0.0}, {}, {"reward": 0.5}])
     """
-    ungraded = len(list(takewhile(lambda row: "reward" not in row, reversed(rows))))
+    ungraded = len(list(takewhile(lambda row: metric.REWARD not in row, reversed(rows))))
     if ungraded and ungraded >= min(len(rows), UNGRADED_STEPS):
         raise NothingToTrain(
             f"nothing could be graded in the last {ungraded} of {len(rows)} steps. Fix: what notes.log says, and "

@@ -25,6 +25,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from engine import metric_names as metric
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet
 from engine.ports import GroupReward, Reward
@@ -103,7 +104,7 @@ class Evaluation:
             if version is not None and (strange := set(member.sampled_versions.tolist()) - {version}):
                 raise RuntimeError(f"evaluation of version {version}: {member.prompt.id} has tokens of {strange}")
         metrics = measure.evaluation(trajectories) | self._accuracy(trajectories)
-        return metrics | {"time/eval_s": self._timeline.now() - started}, trajectories
+        return metrics | {metric.TIME_EVAL_S: self._timeline.now() - started}, trajectories
 
     async def _solve(self, number: int, prompt: Prompt, sample: int) -> Trajectory:
         """One sample of a problem: graded, unless that is done for all of them together."""
@@ -143,10 +144,10 @@ class Evaluation:
                 f"the estimate {place_of(self._estimate)} returned {found!r:.100}. Fix: return an object with mean, "
                 "low and high, as avg_at_k of algo.eval_stats does"
             )
-        bounds = {"eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
+        bounds = {metric.EVAL_ACCURACY_LOW: found.low, metric.EVAL_ACCURACY_HIGH: found.high}
         sources = [row[0].prompt.source for row in graded]
-        means = measure.by_source("eval/accuracy", zip(sources, scores_PK.mean(axis=1), strict=True))
-        return {"eval/accuracy": found.mean, **bounds, **means, "eval/k": self.samples}
+        means = measure.by_source(metric.EVAL_ACCURACY, zip(sources, scores_PK.mean(axis=1), strict=True))
+        return {metric.EVAL_ACCURACY: found.mean, **bounds, **means, metric.EVAL_K: self.samples}
 
 
 class Evaluator:

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from engine import metric_names as metric
+from engine.fleet.canary import Difference
 from engine.fleet.fleet import Fleet
 from engine.learner.messages import Trained
 from engine.learner.process import LearnerProcess
@@ -143,27 +145,27 @@ class TrainStage:
             self.recording.trained(numbers)
         self.train_s += live - mark
         return metrics | {
-            **{f"learner/{name}": value for name, value in trained.metrics.items()},
-            **({} if difference is None else {f"canary/{name}": value for name, value in difference._asdict().items()}),
+            **{metric.member(metric.LEARNER, name): value for name, value in trained.metrics.items()},
+            **_canary(difference),
             **self._pace(step, metrics, rollout_s=ready - mark, step_s=live - mark),
-            "time/learn_s": learnt - ready,
-            "time/sync_s": live - learnt,
-            "time/train_total_s": self.train_s,
+            metric.TIME_LEARN_S: learnt - ready,
+            metric.TIME_SYNC_S: live - learnt,
+            metric.TIME_TRAIN_TOTAL_S: self.train_s,
             **self._meter.read(),
             **self.host(),
-            "replicas/live": len(self.fleet.live),
+            metric.REPLICAS_LIVE: len(self.fleet.live),
             **{name: count - self._counted[name] for name, count in self._counts().items()},
-            **{f"kv_peak/replica{index}": share for index, share in self.fleet.kv_peak.items()},
-            **{f"stage/{row.name}/busy_s": row.busy_s for row in self.stats()},
-            **{f"stage/{row.name}/blocked_in_s": row.blocked_in_s for row in self.stats()},
-            **{f"stage/{row.name}/blocked_out_s": row.blocked_out_s for row in self.stats()},
-            **{f"stage/{row.name}/items": row.items_in for row in self.stats()},
-            **{f"stage/{row.name}/queue": row.queue for row in self.stats()},
+            **{metric.member(metric.KV_PEAK, index): share for index, share in self.fleet.kv_peak.items()},
+            **{metric.member(metric.STAGE_BUSY_S, row.name): row.busy_s for row in self.stats()},
+            **{metric.member(metric.STAGE_BLOCKED_IN_S, row.name): row.blocked_in_s for row in self.stats()},
+            **{metric.member(metric.STAGE_BLOCKED_OUT_S, row.name): row.blocked_out_s for row in self.stats()},
+            **{metric.member(metric.STAGE_ITEMS, row.name): row.items_in for row in self.stats()},
+            **{metric.member(metric.STAGE_QUEUE, row.name): row.queue for row in self.stats()},
         }
 
     def _counts(self) -> dict[str, int]:
         """Returns the fleet's counts since the run began."""
-        return {"kv/preemptions": self.fleet.preemptions, "replicas/deaths": self.fleet.deaths}
+        return {metric.KV_PREEMPTIONS: self.fleet.preemptions, metric.REPLICAS_DEATHS: self.fleet.deaths}
 
     async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats, Mapping[int, LearnerNumbers]]:
         """The learner's turn; the replicas rest meanwhile where they share its devices."""
@@ -199,10 +201,16 @@ class TrainStage:
         """
         resumed = self.state.journal.held_of(step - 1) if self.state is not None else 0
         if resumed:
-            return {"rollout/trajectories_resumed": resumed}
+            return {metric.ROLLOUT_TRAJECTORIES_RESUMED: resumed}
         return {
-            "tokens/per_s": metrics["tokens/generated"] / step_s,
-            "tools/calls_per_s": metrics["tools/calls"] / step_s,
-            "time/step_s": step_s,
-            "time/rollout_s": rollout_s,
+            metric.TOKENS_PER_S: metrics[metric.TOKENS_GENERATED] / step_s,
+            metric.TOOLS_CALLS_PER_S: metrics[metric.TOOLS_CALLS] / step_s,
+            metric.TIME_STEP_S: step_s,
+            metric.TIME_ROLLOUT_S: rollout_s,
         }
+
+
+def _canary(difference: Difference | None) -> dict[str, float]:
+    if difference is None:
+        return {}
+    return {metric.CANARY_MEAN_ABS: difference.mean_abs, metric.CANARY_MAX_ABS: difference.max_abs}

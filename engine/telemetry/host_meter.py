@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import psutil
 
+from engine import metric_names as metric
 from engine.telemetry.stall_watch import StallWatch
 
 TICK_S = 0.05
@@ -71,10 +72,10 @@ class HostMeter:
         """
         now, cpu_s = time.perf_counter(), time.thread_time()
         metrics = {
-            "host/loop_blocked_s": self._blocked_s,
-            "host/loop_lag_max_ms": self._longest_s * 1e3,
-            "host/loop_cpu_share": (cpu_s - self._cpu_s) / max(1e-9, now - self._since),
-            "host/machine_cpu_share": psutil.cpu_percent() / 100,
+            metric.HOST_LOOP_BLOCKED_S: self._blocked_s,
+            metric.HOST_LOOP_LAG_MAX_MS: self._longest_s * 1e3,
+            metric.HOST_LOOP_CPU_SHARE: (cpu_s - self._cpu_s) / max(1e-9, now - self._since),
+            metric.HOST_MACHINE_CPU_SHARE: psutil.cpu_percent() / 100,
         }
         self._blocked_s = self._longest_s = 0.0
         self._since, self._cpu_s = now, cpu_s
@@ -86,4 +87,6 @@ class HostMeter:
         recent = {line: seconds - self._blocked_before.get(line, 0.0) for line, seconds in total.items()}
         self._blocked_before = total
         worst = max(recent, key=lambda line: recent[line], default="")
-        return {f"host/blocked_at/{worst}": recent[worst]} if worst and recent[worst] >= NOTABLE_S else {}
+        if not worst or recent[worst] < NOTABLE_S:
+            return {}
+        return {metric.member(metric.HOST_BLOCKED_AT, worst): recent[worst]}

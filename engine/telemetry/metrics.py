@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from engine import metric_names as metric
 from engine.types import Group, StopReason, ToolUse, Trajectory, Turn
 
 Row = Mapping[str, float]
@@ -19,7 +20,7 @@ SOURCES = 32  # the first data sets by name, as many as get metrics of their own
 
 def is_step(row: Row) -> bool:
     """Returns whether a row of metrics belongs to a training step. A step without graded trajectories has no reward."""
-    return "tokens/generated" in row or "reward" in row
+    return metric.TOKENS_GENERATED in row or metric.REWARD in row
 
 
 def tool_error_share(trajectories: Sequence[Trajectory]) -> float:
@@ -47,7 +48,7 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def by_source(name: str, values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Returns the mean of each data set under `name/source`. values: (source, value); an empty source is left out.
+    """Returns the mean of a metric for each data set. values: (source, value); an empty source is left out.
 
     A single source is reported too: a step of a mixture may hold only one by chance.
 
@@ -58,12 +59,12 @@ def by_source(name: str, values: Iterable[tuple[str, float]]) -> dict[str, float
     for source, value in values:
         if source:
             by_name[source].append(value)
-    return {f"{name}/{source}": float(np.mean(theirs)) for source, theirs in sorted(by_name.items())}
+    return {metric.of_source(name, source): float(np.mean(theirs)) for source, theirs in sorted(by_name.items())}
 
 
-def scores(prefix: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns the mean of each score under `{prefix}/{name}`, over the trajectories that have it, and the number of
-    trajectories whose score is None under `{prefix}_missing/{name}`, if there are any.
+def scores(family: str, missing: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Returns the mean of each score over the trajectories that have it, and the number of trajectories whose score is
+    None, if there are any. family, missing: the names of these metrics, `metric_names.SCORE` for example.
     """
     by_name: dict[str, list[float | None]] = defaultdict(list)
     for trajectory in trajectories:
@@ -73,9 +74,9 @@ def scores(prefix: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for name, values in sorted(by_name.items()):
         known = [value for value in values if value is not None]
         if known:
-            metrics[f"{prefix}/{name}"] = float(np.mean(known))
+            metrics[metric.member(family, name)] = float(np.mean(known))
         if len(known) < len(values):
-            metrics[f"{prefix}_missing/{name}"] = len(values) - len(known)
+            metrics[metric.member(missing, name)] = len(values) - len(known)
     return metrics
 
 
@@ -85,16 +86,16 @@ def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     right = correct(graded)
     low, high = wilson(len(right), len(graded))
     return {
-        "eval/accuracy": len(right) / max(1, len(graded)),
-        "eval/accuracy_low": low,
-        "eval/accuracy_high": high,
-        "eval/n": len(graded),
-        "eval/tool_error_share_correct": tool_error_share(right),
-        "eval/tool_rate": sum(bool(trajectory.tool_uses) for trajectory in graded) / max(1, len(graded)),
-        "eval/tokens": sum(trajectory.sampled_tokens for trajectory in trajectories),
-        "eval/tool_calls": sum(use.executed for trajectory in trajectories for use in trajectory.tool_uses),
-        "eval/tool_calls_jailed": sum(use.jailed for trajectory in trajectories for use in trajectory.tool_uses),
-        **scores("eval/score", graded),
+        metric.EVAL_ACCURACY: len(right) / max(1, len(graded)),
+        metric.EVAL_ACCURACY_LOW: low,
+        metric.EVAL_ACCURACY_HIGH: high,
+        metric.EVAL_N: len(graded),
+        metric.EVAL_TOOL_ERROR_SHARE_CORRECT: tool_error_share(right),
+        metric.EVAL_TOOL_RATE: sum(bool(trajectory.tool_uses) for trajectory in graded) / max(1, len(graded)),
+        metric.EVAL_TOKENS: sum(trajectory.sampled_tokens for trajectory in trajectories),
+        metric.EVAL_TOOL_CALLS: sum(use.executed for trajectory in trajectories for use in trajectory.tool_uses),
+        metric.EVAL_TOOL_CALLS_JAILED: sum(use.jailed for trajectory in trajectories for use in trajectory.tool_uses),
+        **scores(metric.EVAL_SCORE, metric.EVAL_SCORE_MISSING, graded),
     }
 
 
@@ -117,35 +118,36 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     prompted = sum(turn.start for turn in turns)
     kept = sum(member.sampled_tokens for member in trained)
     waste = _waste(groups)
+    stops = Counter(member.stop for member in everyone)
     drops = Counter(flat=0, error=0)
     drops.update(group.drop for group in groups if group.drop)
     staleness = [version - int(member.sampled_versions.min()) for member in trained if member.all_turns]
     return {
         **_grades(graded),
-        **by_source("reward", [(member.prompt.source, member.reward or 0.0) for member in graded]),
+        **by_source(metric.REWARD, [(member.prompt.source, member.reward or 0.0) for member in graded]),
         **_by_source(groups, full_reward),
-        **scores("score", graded),
-        "rollout/response_tokens": sampled / max(1, len(everyone)),
-        "rollout/trajectories": len(everyone),
-        "rollout/trajectories_trained": len(trained),
-        "rollout/trajectories_failed": len(everyone) - len(graded),
-        **{f"stop/{reason}": sum(member.stop == reason for member in everyone) for reason in StopReason},
-        "groups/all": len(groups),
-        "groups/solved": sum(solved(group, full_reward) for group in groups),
-        **{f"groups/{reason}": count for reason, count in sorted(drops.items())},
-        "groups/refilled": sum(group.refills for group in groups),
-        "tokens/generated": kept + waste.total(),
-        "tokens/trained": kept,
-        "tokens/goodput": kept / max(1, kept + waste.total()),
-        **{f"waste/{reason}_tokens": tokens for reason, tokens in sorted(waste.items())},
-        **({"rollout/staleness_mean": float(np.mean(staleness))} if staleness else {}),
-        **({"rollout/staleness_max": max(staleness)} if staleness else {}),
-        "rollout/prefix_hit_rate": cached / max(1, prompted),
-        "tools/calls": sum(use.executed for use in uses),
-        "tools/calls_refused": sum(not use.executed for use in uses),
-        "tools/calls_jailed": sum(use.jailed for use in uses),
+        **scores(metric.SCORE, metric.SCORE_MISSING, graded),
+        metric.ROLLOUT_RESPONSE_TOKENS: sampled / max(1, len(everyone)),
+        metric.ROLLOUT_TRAJECTORIES: len(everyone),
+        metric.ROLLOUT_TRAJECTORIES_TRAINED: len(trained),
+        metric.ROLLOUT_TRAJECTORIES_FAILED: len(everyone) - len(graded),
+        **{metric.member(metric.STOP, reason): stops[reason] for reason in StopReason},
+        metric.GROUPS_ALL: len(groups),
+        metric.GROUPS_SOLVED: sum(solved(group, full_reward) for group in groups),
+        **{metric.member(metric.GROUPS_DROPPED, reason): count for reason, count in sorted(drops.items())},
+        metric.GROUPS_REFILLED: sum(group.refills for group in groups),
+        metric.TOKENS_GENERATED: kept + waste.total(),
+        metric.TOKENS_TRAINED: kept,
+        metric.TOKENS_GOODPUT: kept / max(1, kept + waste.total()),
+        **{metric.member(metric.WASTE, reason): tokens for reason, tokens in sorted(waste.items())},
+        **({metric.ROLLOUT_STALENESS_MEAN: float(np.mean(staleness))} if staleness else {}),
+        **({metric.ROLLOUT_STALENESS_MAX: max(staleness)} if staleness else {}),
+        metric.ROLLOUT_PREFIX_HIT_RATE: cached / max(1, prompted),
+        metric.TOOLS_CALLS: sum(use.executed for use in uses),
+        metric.TOOLS_CALLS_REFUSED: sum(not use.executed for use in uses),
+        metric.TOOLS_CALLS_JAILED: sum(use.jailed for use in uses),
         **_latencies([use for use in uses if use.executed]),
-        **{f"tools/wait/{name}_s": seconds for name, seconds in sorted(_tool_waits(turns).items())},
+        **{metric.member(metric.TOOLS_WAIT, name): seconds for name, seconds in sorted(_tool_waits(turns).items())},
     }
 
 
@@ -154,10 +156,10 @@ def _grades(graded: Sequence[Trajectory]) -> dict[str, float]:
     if not graded:
         return {}
     return {
-        "reward": float(np.mean([member.reward for member in graded])),
-        "tools/error_share_correct": tool_error_share(correct(graded)),
-        "tools/error_share": tool_error_share(graded),
-        "tools/rate": sum(bool(member.tool_uses) for member in graded) / len(graded),
+        metric.REWARD: float(np.mean([member.reward for member in graded])),
+        metric.TOOLS_ERROR_SHARE_CORRECT: tool_error_share(correct(graded)),
+        metric.TOOLS_ERROR_SHARE: tool_error_share(graded),
+        metric.TOOLS_RATE: sum(bool(member.tool_uses) for member in graded) / len(graded),
     }
 
 
@@ -166,9 +168,9 @@ def _latencies(executed: Sequence[ToolUse]) -> dict[str, float]:
         return {}
     latencies_ms = np.asarray([use.finished_at - use.dispatched_at for use in executed]) * 1e3
     return {
-        "tools/latency_p50_ms": float(np.percentile(latencies_ms, 50)),
-        "tools/latency_p99_ms": float(np.percentile(latencies_ms, 99)),
-        "tools/overlap_saved_ms": float(np.mean([use.overlap_s for use in executed])) * 1e3,
+        metric.TOOLS_LATENCY_P50_MS: float(np.percentile(latencies_ms, 50)),
+        metric.TOOLS_LATENCY_P99_MS: float(np.percentile(latencies_ms, 99)),
+        metric.TOOLS_OVERLAP_SAVED_MS: float(np.mean([use.overlap_s for use in executed])) * 1e3,
     }
 
 
@@ -195,14 +197,15 @@ def _by_source(groups: Sequence[Group], full_reward: float) -> dict[str, float]:
         graded = [member for member in everyone if member.error is None]
         kept = sum(group.trajectories[index].sampled_tokens for group in theirs for index in group.kept)
         sampled = sum(member.sampled_tokens for member in everyone)
-        metrics |= {
-            f"rollout/response_tokens/{source}": sampled / max(1, len(everyone)),
-            f"tools/error_share/{source}": tool_error_share(graded),
-            f"tokens/goodput/{source}": kept / max(1, kept + _waste(theirs).total()),
-            f"groups/all/{source}": len(theirs),
-            f"groups/flat/{source}": sum(group.drop == "flat" for group in theirs),
-            f"groups/solved/{source}": sum(solved(group, full_reward) for group in theirs),
+        values = {
+            metric.ROLLOUT_RESPONSE_TOKENS: sampled / max(1, len(everyone)),
+            metric.TOOLS_ERROR_SHARE: tool_error_share(graded),
+            metric.TOKENS_GOODPUT: kept / max(1, kept + _waste(theirs).total()),
+            metric.GROUPS_ALL: len(theirs),
+            metric.GROUPS_FLAT: sum(group.drop == "flat" for group in theirs),
+            metric.GROUPS_SOLVED: sum(solved(group, full_reward) for group in theirs),
         }
+        metrics |= {metric.of_source(name, source): value for name, value in values.items()}
     return metrics
 
 

@@ -5,6 +5,7 @@ Invariant: `replicas/busy_s` and all `idle/*_s` add up to the seconds of all rep
 
 from __future__ import annotations
 
+from engine import metric_names as metric
 from engine.telemetry.idle_clock import CAUSES
 from engine.telemetry.timeline import Timeline
 
@@ -30,13 +31,13 @@ class StepMeter:
         held = {name: so_far - self._held[name] for name, so_far in idle.held(now).items()}
         idle.occupancy.advance(now)
         return {
-            "replicas/busy_s": seconds["busy"],
-            "replicas/busy_share": seconds["busy"] / max(1e-9, sum(seconds.values())),
-            **{f"idle/{cause}_s": seconds[cause] for cause in CAUSES},
-            "kv/blocked_s": held["kv_blocked"],
-            "time/lease_wait_s": held["lease"],
-            "tools/starved_s": idle.occupancy.starved_s,
-            "rollout/tail_s": idle.occupancy.tail_s,
+            metric.REPLICAS_BUSY_S: seconds["busy"],
+            metric.REPLICAS_BUSY_SHARE: seconds["busy"] / max(1e-9, sum(seconds.values())),
+            **{metric.member(metric.IDLE, cause): seconds[cause] for cause in CAUSES},
+            metric.KV_BLOCKED_S: held["kv_blocked"],
+            metric.TIME_LEASE_WAIT_S: held["lease"],
+            metric.TOOLS_STARVED_S: idle.occupancy.starved_s,
+            metric.ROLLOUT_TAIL_S: idle.occupancy.tail_s,
         }
 
     def _replica_seconds(self, now: float) -> dict[str, float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from engine import metric_names as metric
 from engine.diagnosis.limit import Diagnosis, diagnose
 from engine.run.identity import Identity
 from engine.view.answers.about import about
@@ -103,7 +104,7 @@ class Questions:
     def _now(self, query: Query) -> dict[str, Any]:
         run = self.run(query)
         diagnosis: Diagnosis = diagnose(run.rows, run.config, run.summary)
-        measured = not run.rows or any("replicas/busy_s" in row for row in run.rows)
+        measured = not run.rows or any(metric.REPLICAS_BUSY_S in row for row in run.rows)
         return asdict(diagnosis) | {"measured": measured}
 
 

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from engine import metric_names as metric
 from engine.atomic_files import CannotWrite, write_whole
 from engine.console.options import parse
 from engine.console.progress import Bar
@@ -211,7 +212,7 @@ def _write(config: Config, figures: list[dict[str, Any]]) -> dict[str, Any]:
     metrics = metrics_of(config.run)
     curves, entropy = config.folder / "curves.png", config.folder / "entropy.png"
     notes = report_curves.plot_curves(curves, metrics) if metrics else []
-    report_curves.plot_entropies(entropy, figures, report_curves.series(metrics, "learner/entropy"))
+    report_curves.plot_entropies(entropy, figures, report_curves.series(metrics, metric.LEARNER_ENTROPY))
     result = {
         "run": str(config.run),
         "model": str(config.checkpoint),

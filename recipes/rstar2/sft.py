@@ -39,6 +39,7 @@ from rich.console import Console
 from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from algo.sft import to_batch
+from engine import metric_names as metric
 from engine.assembly.devices import DevicePlan
 from engine.assembly.startup import seconds_since_start
 from engine.atomic_files import write_whole
@@ -332,9 +333,9 @@ class Sft:
             "conversations": float(len(batch.lengths_B)),
             "tokens": float(batch.lengths_B.sum()),
             "tokens_learnt": learnt["tokens"],
-            **{f"learner/{name}": learnt[name] for name in LEARNER_METRICS if name in learnt},
-            "time/step_s": step_s,
-            "time/train_total_s": train_s,
+            **{metric.member(metric.LEARNER, name): learnt[name] for name in LEARNER_METRICS if name in learnt},
+            metric.TIME_STEP_S: step_s,
+            metric.TIME_TRAIN_TOTAL_S: train_s,
         }
 
     async def _held_out_loss(self, learner: LearnerProcess) -> dict[str, float]:

@@ -32,14 +32,15 @@ from typing import Annotated, Any, Literal
 
 from algo.eval_stats import Interval, mean_of_runs
 from engine.console.options import parse
+from engine.metric_names import EVAL_ACCURACY, EVAL_TOOL_ERROR_SHARE_CORRECT
 from engine.run.identity import Identity, describe
 from recipes.tiny.task import METHODS
 from sandbox.require import at_least, require
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "quickstart.py"
 METRICS = {
-    "eval/accuracy": "held-out accuracy",
-    "eval/tool_error_share_correct": "tool errors in correct trajectories",
+    EVAL_ACCURACY: "held-out accuracy",
+    EVAL_TOOL_ERROR_SHARE_CORRECT: "tool errors in correct trajectories",
 }
 STOP_S = 30.0  # a quick start that is told to end stops its processes and writes its files first
 COLOURS = ("#08519c", "#cb181d", "#238b45")

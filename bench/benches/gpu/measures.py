@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from bench import ROOT
+from engine import metric_names as metric
 from engine.console.options import Positional, Rest, parse
 from engine.programs import rocstar
 from recipes.tiny.task import SHIPPED
@@ -51,7 +52,14 @@ def quickstart(options: Options) -> dict[str, Any]:
     subprocess.run([sys.executable, "recipes/quickstart.py", *arguments], cwd=ROOT, check=True)
     summary = json.loads((runs / name / "summary.json").read_text())
     steps = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-    names = ("learner/tokens_per_s", "tokens/per_s", "time/rollout_s", "time/learn_s", "time/sync_s", "time/step_s")
+    names = (
+        metric.LEARNER_TOKENS_PER_S,
+        metric.TOKENS_PER_S,
+        metric.TIME_ROLLOUT_S,
+        metric.TIME_LEARN_S,
+        metric.TIME_SYNC_S,
+        metric.TIME_STEP_S,
+    )
     middle = {name: statistics.median(row[name] for row in steps if name in row) for name in names}
     return {"summary": summary, "medians": middle}
 

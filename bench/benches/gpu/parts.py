@@ -16,6 +16,7 @@ from typing import Any
 from bench.measuring.metric import Kind, Metric, count, megabytes, seconds, share
 from bench.measuring.result import Result
 from bench.placement.policies import NAMES, OURS
+from engine import metric_names as metric
 
 AGENT = "recipes/tiny/agent"
 MODELS, CONTEXTS, RANKS = ("qwen3-1.7b", "qwen3-4b"), (4096, 16384, 32768), (0, 32)
@@ -104,12 +105,12 @@ def _bench(read: Callable[[Result], Figures]) -> Callable[[Path], Figures]:
 def _quickstart(measured: Measured) -> Figures:
     medians, summary = measured["medians"], measured["summary"]
     return {
-        "rollout_tgs": medians["tokens/per_s"],
-        "training_tgs": medians["learner/tokens_per_s"],
-        "generation_s": medians["time/rollout_s"],
-        "policy_training_s": medians["time/learn_s"],
-        "refit_s": medians["time/sync_s"],
-        "e2e_step_s": medians["time/step_s"],
+        "rollout_tgs": medians[metric.TOKENS_PER_S],
+        "training_tgs": medians[metric.LEARNER_TOKENS_PER_S],
+        "generation_s": medians[metric.TIME_ROLLOUT_S],
+        "policy_training_s": medians[metric.TIME_LEARN_S],
+        "refit_s": medians[metric.TIME_SYNC_S],
+        "e2e_step_s": medians[metric.TIME_STEP_S],
         "accuracy_initial": summary["accuracy_initial"],
         "accuracy_final": summary["accuracy_final"],
         "jailed": summary["tool_calls_jailed"] / max(1, summary["tool_calls"]),

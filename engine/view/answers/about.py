@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from engine import metric_names as metric
 from engine.run.checkpoints import CheckpointFolder
 from engine.view.run_files import RunFiles
 
@@ -78,11 +79,9 @@ def _waste(rows: list[dict[str, Any]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for row in rows:
         for name, value in row.items():
-            if name == "tokens/trained":
-                counts["trained"] = counts.get("trained", 0) + int(value)
-            elif name.startswith("waste/"):
-                reason = name.removeprefix("waste/").removesuffix("_tokens")
-                counts[reason] = counts.get(reason, 0) + int(value)
+            fate = "trained" if name == metric.TOKENS_TRAINED else metric.part_of(metric.WASTE, name)
+            if fate is not None:
+                counts[fate] = counts.get(fate, 0) + int(value)
     return counts
 
 

@@ -13,6 +13,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from engine import metric_names as metric
+
 BLUE, RED, GREEN, GREY = "#08519c", "#cb181d", "#238b45", "#737373"
 
 # (step, value) at the ends of the three stages: 300, 85 and 125 steps.
@@ -90,9 +92,9 @@ def _reference(axes: Axes, ours: Points, theirs: Points, label: str) -> bool:
 
 def _tool_errors(axes: Axes, rows: Rows) -> str:
     axes.set_title("tool errors in correct trajectories", fontsize=10)
-    rolled = series(rows, "tools/error_share_correct")
+    rolled = series(rows, metric.TOOLS_ERROR_SHARE_CORRECT)
     _line(axes, rolled, "rollouts", RED)
-    _line(axes, series(rows, "eval/tool_error_share_correct"), "held-out", BLUE, marker="o")
+    _line(axes, series(rows, metric.EVAL_TOOL_ERROR_SHARE_CORRECT), "held-out", BLUE, marker="o")
     low, high = GRPO_TOOL_ERRORS
     if max((value for _, value in rolled), default=0.0) * NEAR_FACTOR < low:
         return f"Tool errors in correct trajectories: plain GRPO stays at {low:.0%} to {high:.0%} in the report."
@@ -103,7 +105,7 @@ def _tool_errors(axes: Axes, rows: Rows) -> str:
 
 def _lengths(axes: Axes, rows: Rows) -> str:
     axes.set_title("sampled tokens per trajectory", fontsize=10)
-    ours = series(rows, "rollout/response_tokens")
+    ours = series(rows, metric.ROLLOUT_RESPONSE_TOKENS)
     _line(axes, ours, "rollouts", BLUE)
     drawn = _reference(axes, ours, RESPONSE_TOKENS, "report (tool tokens included)")
     axes.set_ylim(bottom=0)
@@ -113,7 +115,7 @@ def _lengths(axes: Axes, rows: Rows) -> str:
 
 def _truncated(axes: Axes, rows: Rows) -> str:
     axes.set_title("share of rollouts that ran out of tokens", fontsize=10)
-    ours = series(rows, "stop/length", per="rollout/trajectories")
+    ours = series(rows, metric.member(metric.STOP, "length"), per=metric.ROLLOUT_TRAJECTORIES)
     _line(axes, ours, "rollouts", BLUE)
     axes.set_ylim(bottom=0)
     if max((value for _, value in ours), default=0.0) * NEAR_FACTOR < TRUNCATED_PEAK:
@@ -125,8 +127,9 @@ def _truncated(axes: Axes, rows: Rows) -> str:
 def _accuracy(axes: Axes, rows: Rows) -> str:
     """Draws held-out accuracy, for AIME beside the report's curves."""
     axes.set_title("held-out accuracy", fontsize=10)
-    _line(axes, series(rows, "eval/accuracy"), "all", BLUE, marker="o")
-    names = sorted({name for row in rows for name in row if name.startswith("eval/accuracy/")})
+    _line(axes, series(rows, metric.EVAL_ACCURACY), "all", BLUE, marker="o")
+    family = metric.of_source(metric.EVAL_ACCURACY, "*")
+    names = sorted({name for row in rows for name in row if metric.part_of(family, name)})
     missing = []
     for year, reference, colour in (("24", AIME24, GREEN), ("25", AIME25, RED)):
         own = [name for name in names if "aime" in name.lower() and year in name]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated
 
+from engine import metric_names as metric
 from sandbox.require import at_least, require, require_fields, within
 
 
@@ -40,6 +41,7 @@ class Plateau:
 
         steps: rows of metrics.jsonl, as `Training.train` gives them.
         """
-        if not self.reached([row["stop/length"] / max(1.0, row["rollout/trajectories"]) for row in steps]):
+        truncated = metric.member(metric.STOP, "length")
+        if not self.reached([row[truncated] / max(1.0, row[metric.ROLLOUT_TRAJECTORIES]) for row in steps]):
             return None
         return f"after step {steps[-1]['step']:.0f} the share of truncated rollouts is on a plateau"

@@ -10,6 +10,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from engine import metric_names as metric
+
 
 class LossCurve:
     """Collects the metrics of a run. losses and held_out: (step, loss)."""
@@ -31,7 +33,7 @@ class LossCurve:
 
     @property
     def train_s(self) -> float:
-        return max((seconds for _, seconds in self.of("time/train_total_s")), default=0.0)
+        return max((seconds for _, seconds in self.of(metric.TIME_TRAIN_TOTAL_S)), default=0.0)
 
     def summary(self) -> dict[str, Any]:
         """Returns the figures before and after training; they are None where nothing was measured."""
@@ -47,7 +49,7 @@ class LossCurve:
             "tokens_learnt": int(sum(value for _, value in self.of("tokens_learnt"))),
             "train_s": self.train_s,
             "tokens_per_s": tokens / self.train_s if self.train_s else None,
-            "peak_bytes": max((value for _, value in self.of("learner/peak_bytes")), default=None),
+            "peak_bytes": max((value for _, value in self.of(metric.LEARNER_PEAK_BYTES)), default=None),
         }
 
     def _change(self, name: str) -> dict[str, float | None]:
@@ -70,7 +72,7 @@ def plot(path: Path, curve: LossCurve) -> None:
     axes.set(xlabel="step", ylabel="loss per learnt token", xlim=(0, max(steps)))
     axes.grid(alpha=0.25)
     rate = axes.twinx()
-    rate.plot(*zip(*curve.of("learner/lr"), strict=True), color="grey", ls=":", label="learning rate")
+    rate.plot(*zip(*curve.of(metric.LEARNER_LR), strict=True), color="grey", ls=":", label="learning rate")
     rate.set(ylabel="learning rate", ylim=(0, None))
     axes.set_title(f"Supervised fine-tuning: loss {losses[0]:.3f} to {losses[-1]:.3f}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
@@ -116,8 +118,8 @@ def _note(metrics: Mapping[str, float]) -> str:
         parts.append(f"loss {metrics['loss']:.4f}")
     if "held_out/loss" in metrics:
         parts.append(f"held-out {metrics['held_out/loss']:.4f}")
-    if "learner/tokens_per_s" in metrics:
-        parts.append(f"{metrics['learner/tokens_per_s']:,.0f} tokens/s")
+    if metric.LEARNER_TOKENS_PER_S in metrics:
+        parts.append(f"{metrics[metric.LEARNER_TOKENS_PER_S]:,.0f} tokens/s")
     return "  ".join(parts)
 
 

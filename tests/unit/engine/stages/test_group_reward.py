@@ -304,6 +304,6 @@ def test_scores_are_reported_by_name_and_those_that_are_missing_are_counted():
         replace(a_trajectory(1, reward=0.0), scores={"style": 1.5, "words": None}),
         a_trajectory(2, error=LOST),
     ]
-    found = metrics.scores("score", members)
+    found = metrics.scores("score/*", "score_missing/*", members)
     assert found == {"score/style": 1.0, "score_missing/words": 2}
     assert metrics.evaluation(members)["eval/score/style"] == 1.0
