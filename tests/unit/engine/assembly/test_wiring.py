@@ -146,10 +146,10 @@ SLIPS = {
     "async batch": (lambda job: job.train(no_batch), "no_batch", "make_batch"),
     "evaluation without await": (lambda job: job.train(make_batch, evaluations=[evaluation()]), "await", "await"),
     "evaluations without await": (lambda job: job.train(make_batch, evaluations=evaluation()), "await", "await"),
-    "an evaluation twice": (
-        lambda job: job.train(make_batch, evaluations=[ScheduledEvaluation(evaluation=None, every=1)] * 2),
-        "twice",
-        "once",
+    "two evaluations": (
+        lambda job: job.train(make_batch, evaluations=[ScheduledEvaluation(evaluation=None, every=1) for _ in "ab"]),
+        "2",
+        "in one",
     ),
     "async enough": (lambda job: job.train(make_batch, enough=reward), "the function reward", "enough"),
     "enough of nothing": (lambda job: job.train(make_batch, enough=lambda: None), "<lambda>", "enough"),
