@@ -7,6 +7,8 @@ engine. Each module has `main(argv) -> int`, which returns the exit code, and an
 from __future__ import annotations
 
 import difflib
+import select
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +73,21 @@ def main() -> NoReturn:
     streams.prepare_descriptors()  # before other imports open files
     from engine.telemetry.watchdog import exit_process
 
-    exit_process(start(sys.argv[1:]))
+    try:
+        code = start(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        code = 128 + signal.SIGPIPE
+    exit_process(code)
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe that was closed at the other end, as by `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":

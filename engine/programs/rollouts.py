@@ -105,7 +105,5 @@ def main(argv: Sequence[str]) -> int:
             console.print(panel(rollout))
     except ValueError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `| head`
-        return 0
+        return 2
     return 0

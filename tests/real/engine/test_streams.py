@@ -87,3 +87,12 @@ def test_a_stream_that_works_is_as_it_was(tmp_path):
     assert done.stdout.startswith(b"early\n" + b"x" * 10_000 + b"\ny\n")
     assert done.stdout.endswith(b"from a child\n")
     assert not (tmp_path / "told").exists()
+
+
+def test_a_command_whose_reader_has_enough_ends_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "engine.programs.rocstar", "--help"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")  # what a shell says of SIGPIPE

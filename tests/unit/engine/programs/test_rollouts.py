@@ -59,14 +59,14 @@ def test_numbers_that_were_not_recorded_are_null(run, capfdbinary):
 
 def test_what_is_not_there_is_one_line(tmp_path, capsys):
     for run in (tmp_path, tmp_path / "nowhere"):
-        assert main([str(run)]) == 1
+        assert main([str(run)]) == 2
         assert str(run) in capsys.readouterr().err
     write_recorded_run(tmp_path, steps=2)
-    assert main([str(tmp_path), "step=7"]) == 1
+    assert main([str(tmp_path), "step=7"]) == 2
     assert "1, 2" in capsys.readouterr().err
     path = files.index_path(files.folder_of(tmp_path))
     path.write_bytes(path.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":1'))
-    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
