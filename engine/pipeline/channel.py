@@ -2,8 +2,9 @@
 
 Invariants
 - At most `capacity` items wait; a full channel blocks its producers, an empty one its consumers.
-- After `close()` what waits is still delivered, then every consumer's iteration ends; a put raises `ChannelClosed`.
-- An item handed to a consumer is never lost by the cancellation of another one.
+- After `close()` the waiting items are still delivered, then every consumer's iteration ends; a put raises
+  `ChannelClosed`.
+- Cancelling a consumer never loses an item.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class ChannelClosed(Exception):
-    """Nothing more will come out of the channel, or may be put into it."""
+    """The channel is closed: nothing may be put into it, or nothing is left to come out."""
 
 
 class Channel(Generic[T]):
@@ -69,7 +70,7 @@ class Channel(Generic[T]):
         self._wake(self._putters)
 
     def clear(self) -> None:
-        """Discards what waits."""
+        """Discards the waiting items."""
         self._items.clear()
         self._wake(self._putters)
 
@@ -88,8 +89,8 @@ class Channel(Generic[T]):
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._wake(waiters)  # the wake-up that this waiter took belongs to the next one
-            elif future in waiters:  # else a wake-up of this tick has skipped it already
+                self._wake(waiters)  # this waiter does not use its wake-up, so the next one gets it
+            elif future in waiters:  # a wake-up in this tick may have removed it already
                 waiters.remove(future)
             raise
 

@@ -16,7 +16,7 @@ from sandbox.require import at_least, require
 
 
 class Leases:
-    """groups_per_step is B, max_staleness is S (0: strictly on-policy). Capacity as in AReaL (arXiv 2505.24298).
+    """groups_per_step is B, max_staleness is S (0: strictly on-policy). The capacity is AReaL's (arXiv 2505.24298).
 
     >>> leases = Leases(groups_per_step=2, max_staleness=0)
     >>> leases.take(), leases.take(), leases.take()
@@ -37,20 +37,20 @@ class Leases:
         self._released: set[int] = set()
         self._floor = self._next  # all leases below are released
         self._change = asyncio.Event()
-        self.waiting = False  # somebody waits for a lease
+        self.waiting = False  # whether a task waits for a lease
         self.whereabouts = Whereabouts()  # of the groups whose lease is out
 
     @property
     def capacity(self) -> int:
-        """(S + 1) * B."""
+        """The most leases that are out at once: (S + 1) * B."""
         return (self.max_staleness + 1) * self.groups_per_step
 
     def step_of(self, lease: int) -> int:
         return lease // self.groups_per_step
 
     def take(self) -> int | None:
-        """The next lease, or None while the bound forbids it."""
-        live_step = self._floor // self.groups_per_step  # steps below are trained and live
+        """Returns the next lease, or None while the bound forbids it."""
+        live_step = self._floor // self.groups_per_step  # the weights of all steps below it are live
         if self.step_of(self._next) > live_step + self.max_staleness:
             return None
         self._next += 1
@@ -68,7 +68,7 @@ class Leases:
         return lease
 
     def release(self, lease: int) -> None:
-        """Raises ValueError for a lease that is not out."""
+        """Takes a lease back. Raises ValueError for one that is not out."""
         if not self._floor <= lease < self._next or lease in self._released:
             raise ValueError(f"lease {lease} is not out")
         self.whereabouts.forget(lease)
@@ -76,5 +76,5 @@ class Leases:
         while self._floor in self._released:
             self._released.remove(self._floor)
             self._floor += 1
-        self.waiting = False  # who does will look
+        self.waiting = False  # the task that waited tries again
         self._change.set()

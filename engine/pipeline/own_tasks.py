@@ -1,7 +1,7 @@
-"""What a worker of a stage has under way beside itself: tasks that it started, and timers that will wake it up.
+"""What a stage's worker has under way beside its own task: other tasks that it started, and timers that will wake it.
 
-Invariant: a worker for which `under_way` is False, and which waits for an item, can only be moved by somebody else.
-(Or by a callback of a thread or of the loop that it keeps nowhere; that is no way to hold a group.)
+Invariant: a worker that waits for an item, and for which `under_way` is False, can only be woken by another stage.
+(A callback of a thread or of the loop to which the worker has no reference is not seen: no group may depend on one.)
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from weakref import WeakSet
 
 _OWNER: ContextVar[OwnTasks | None] = ContextVar("owner", default=None)
 _FRAMES = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
-_STEPS = ("async_generator_asend", "coroutine_wrapper")  # between a frame and the one that it awaits
+_STEPS = ("async_generator_asend", "coroutine_wrapper")  # objects between a frame and the one that it awaits
 
 
 class OwnTasks:
-    """Made by a worker's own task, for itself."""
+    """The tasks and timers of the worker whose task creates this object."""
 
     def __init__(self) -> None:
         worker = asyncio.current_task()
         assert worker is not None, "a worker is a task"
         self.worker = worker
-        self._made: WeakSet[asyncio.Future[Any]] = WeakSet()
-        _OWNER.set(self)  # of this task and of those that it starts
+        self._tasks: WeakSet[asyncio.Future[Any]] = WeakSet()
+        _OWNER.set(self)  # the tasks that this one starts inherit it
 
     def note(self, task: asyncio.Future[Any]) -> None:
-        self._made.add(task)
+        self._tasks.add(task)
 
     @property
     def under_way(self) -> bool:
-        return any(not task.done() for task in self._made) or _has_timer(self.worker.get_coro())
+        return any(not task.done() for task in self._tasks) or _has_timer(self.worker.get_coro())
 
 
 @contextmanager
 def tasks_noted() -> Iterator[None]:
-    """Inside, each new task of the running loop is noted by the worker in whose context it was started."""
+    """Inside this context, each new task of the running loop is noted for the worker that started it."""
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
 
     def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
-        made = before(loop, coroutine, **options) if before else asyncio.Task(coroutine, loop=loop, **options)
+        task = before(loop, coroutine, **options) if before else asyncio.Task(coroutine, loop=loop, **options)
         if (owner := _OWNER.get()) is not None:
-            owner.note(made)
-        return made
+            owner.note(task)
+        return task
 
     loop.set_task_factory(make)
     try:
@@ -58,7 +58,7 @@ def tasks_noted() -> Iterator[None]:
 
 
 def _has_timer(coroutine: Any) -> bool:
-    """Whether a suspended coroutine, or one that it awaits, holds a timer: an `asyncio.timeout`, say."""
+    """Returns whether a suspended coroutine, or one that it awaits, holds a timer, such as an `asyncio.timeout`."""
     frames, seen = [coroutine], set[int]()
     while frames:
         frame = frames.pop()

@@ -2,13 +2,13 @@
 
 Invariants
 - A stage is any coroutine function `async def stage(inbox, outbox)`; it ends when its inbox is closed and drained.
-  One that ends earlier would leave the stages before it waiting for ever: it is refused with an error.
+  If it ended earlier, the stages before it would wait for ever; that is an error.
 - A stage's outbox closes when all its workers have ended, so that the end travels down the pipeline by itself.
-- A stage that has enough calls `inbox.finish()`: the stages before it are cancelled, what waits for it is discarded,
-  and the stages after it end as usual.
-- An exception in any worker cancels the whole pipeline and leaves as it is (a bug stops the node).
-- With leases, a group is never lost: a stage that ends with groups that it did not put out raises GroupVanished, and so
-  does `watch` as soon as nothing can move any more.
+- A stage that has enough calls `inbox.finish()`: the stages before it are cancelled, the items in its inbox are
+  discarded, and the stages after it end as usual.
+- An exception in any worker cancels the whole pipeline and propagates unchanged (a bug stops the node).
+- With leases, a group is never lost: the pipeline raises GroupVanished if a stage ends with groups that it did not put
+  out, and `watch` does so as soon as nothing can move any more.
 - For each worker: busy + blocked on input + blocked on output = the time since it started.
 """
 
@@ -30,26 +30,26 @@ from engine.user_parts import call
 from sandbox.require import at_least, require
 
 LOOK_S = 1.0
-LOOKS = 3  # that must find the same dead state: a callback of the loop may be about to act
+LOOKS = 3  # so many in a row must see the same dead state, since a callback of the loop may be about to act
 
 
 class Port:
-    """One worker's end of a channel; counts items and the seconds spent blocked on it."""
+    """One worker's end of a channel. It counts the items and the seconds spent blocked on it."""
 
     def __init__(self, channel: Channel[Any], clock: Callable[[], float]) -> None:
         self._channel = channel
         self._clock = clock
         self.items = 0
         self._blocked_s = 0.0
-        self._pending = 0  # a stage may use its port from several tasks of its own
-        self._waiting: asyncio.Task[Any] | None = None  # the last of them that came
+        self._pending = 0  # tasks that wait here, since a stage may use its port from several
+        self._waiting: asyncio.Task[Any] | None = None  # the last of them
         self._since = 0.0
 
     def blocked_s(self, now: float) -> float:
         return self._blocked_s + (now - self._since if self._pending else 0.0)
 
     def holds_up(self, task: asyncio.Task[Any]) -> bool:
-        """Whether this task waits here, alone."""
+        """Returns whether this task waits here, and no other does."""
         return self._pending == 1 and self._waiting is task
 
     async def _timed(self, operation: Awaitable[Any]) -> Any:
@@ -81,7 +81,7 @@ class Inbox(Port):
         self._finish, self._taken = finish, taken
 
     def finish(self) -> None:
-        """Nothing more is wanted: cancels the stages before this one, and discards what waits in the inbox."""
+        """Cancels the stages before this one and discards the items in the inbox: this stage wants no more."""
         self._finish()
 
     async def get(self) -> Any:
@@ -117,7 +117,7 @@ StageFunction = Callable[[Inbox, Outbox], Awaitable[None]]
 class Stage:
     """A stage of a pipeline: `workers` concurrent copies of `run`, and room for `capacity` items in its inbox.
 
-    takes: the type of the items that it can work on. collects: it holds groups until others have come.
+    takes: the type of the items that it can work on. collects: whether it holds groups until others have come.
     """
 
     name: str
@@ -146,7 +146,7 @@ class StageStats:
 
 
 class _Worker:
-    """Made by its own task."""
+    """A worker of a stage. Its own task creates it."""
 
     def __init__(self, inbox: Inbox, outbox: Outbox, now: float) -> None:
         self.inbox, self.outbox = inbox, outbox
@@ -156,12 +156,12 @@ class _Worker:
 
     @property
     def waits(self) -> bool:
-        """It has ended, or waits for an item."""
+        """Whether it has ended or waits for an item."""
         return self.ended_at is not None or self.inbox.holds_up(self.own.worker)
 
 
 class Pipeline:
-    """Runs stages in a row. What the last stage puts out is discarded; the first stage's inbox is empty and closed.
+    """Runs stages in a row. The last stage's output is discarded; the first stage's inbox is empty and closed.
 
     >>> async def numbers(inbox, outbox):
     ...     for n in range(3):
@@ -183,13 +183,13 @@ class Pipeline:
         *,
         leases: Leases | None = None,
     ) -> None:
-        """leases: of the groups that go through the stages, which are followed then."""
+        """leases: the leases of the groups; if given, each group is tracked through the stages."""
         names = [stage.name for stage in stages]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a pipeline needs stages with distinct names, got {names}")
         self.stages = list(stages)
         self._leases = leases
-        self._finished = False  # a stage has had enough
+        self._finished = False  # whether a stage has called `inbox.finish()`
         self._clock = clock  # not the loop's: uvloop counts in whole milliseconds
         self._channels: list[Channel[Any]] = [Channel(stage.capacity, stage.name) for stage in stages]
         self._channels.append(_Sink())
@@ -213,7 +213,7 @@ class Pipeline:
                     self._tasks[index].append(task)
 
     async def watch(self, look_s: float = LOOK_S) -> None:
-        """Until cancelled, beside `run`. Raises GroupVanished when nothing can move any more (`is_dead`)."""
+        """Watches the run until cancelled. Raises GroupVanished when nothing can move any more (`is_dead`)."""
         seen, looks = self._passed(), 0
         while True:
             await asyncio.sleep(look_s)
@@ -223,7 +223,7 @@ class Pipeline:
                 raise GroupVanished(f"{self._missing() or 'no stage can move any more'}. {FIX}")
 
     def states(self) -> list[StageState]:
-        """What each stage is at now, for `whereabouts.is_dead`."""
+        """Returns the state of each stage, for `whereabouts.is_dead`."""
         return [self._state(index) for index in range(len(self.stages))]
 
     def _state(self, index: int) -> StageState:
@@ -242,11 +242,11 @@ class Pipeline:
         return leases is not None and leases.waiting and is_dead(self.states(), waits_for_lease=True)
 
     def _passed(self) -> list[tuple[int, int]]:
-        """Items in and out of each stage."""
+        """Returns the number of items in and out of each stage."""
         return [(row.items_in, row.items_out) for row in self.stats()]
 
     def _missing(self) -> str:
-        """Which stages have swallowed groups; a stage that collects them waits for those of others."""
+        """Returns which stages have swallowed groups. Those that collect groups are left out: they wait for others."""
         rows = [row for row, stage in zip(self.stats(), self.stages, strict=True) if not stage.collects]
         return "; ".join(filter(None, map(self._swallowed, rows)))
 
@@ -261,7 +261,7 @@ class Pipeline:
             self._leases.whereabouts.taken(self.stages[index].name, item)
 
     def _check(self, index: int, item: Any) -> None:
-        """Raises ValueError unless the stage may put this out."""
+        """Notes that the stage puts an item out. Raises ValueError if it may not."""
         name = self.stages[index].name
         if isinstance(item, list) and not item:
             raise ValueError(f"stage {name} put out an empty list. Fix: put out the groups of each step that it takes")
@@ -328,7 +328,7 @@ class Pipeline:
 
 
 class _Sink(Channel[Any]):
-    """Behind the last stage: takes everything, keeps nothing."""
+    """The channel behind the last stage. It takes every item and keeps none."""
 
     def __init__(self) -> None:
         super().__init__(1, "sink")

@@ -1,9 +1,10 @@
-"""Which stage has each group of a run, and whether anything can still move. Pure: what stages take and put out goes in.
+"""Tracks which stage has each group of a run, and decides whether anything can still move. Pure: it is told what the
+stages take and put out.
 
 Invariants
-- Each group that a stage takes it puts out once: a second time, or a group that it did not take, raises.
-- A pipeline is dead only if none of its stages can act any more: a stage that holds groups and has a task or a timer of
-  its own may put them out by itself, so it is left alone.
+- A stage puts out each group that it takes once. A second time is an error, and so is a group that it did not take.
+- A pipeline is dead only if none of its stages can act any more. A stage that holds groups and has a task or a timer of
+  its own can, since it may put them out without another item.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ class GroupVanished(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageState:
-    """A stage at one moment. waits: all its workers wait for an item. holds: groups that it took and has not put out.
-    may_act: it has a task or a timer of its own, which may put something out without another item.
+    """A stage at one moment.
+
+    waits: whether all its workers wait for an item. holds: how many groups it took and has not put out. may_act:
+    whether it has a task or a timer of its own, which may put something out without another item.
     """
 
     name: str
@@ -34,13 +37,15 @@ class StageState:
 
 
 def is_dead(stages: Sequence[StageState], *, waits_for_lease: bool) -> bool:
-    """Whether nothing will ever move: the first stage waits for a lease, which only a step that is trained gives back,
-    and all others wait for items that nobody makes.
+    """Returns whether nothing will ever move again.
 
-    >>> mine = StageState(name="mine", queue=0, waits=True, holds=1)
-    >>> learn = StageState(name="learn", queue=0, waits=True, holds=0)
+    That is so if the first stage waits for a lease, which only a trained step gives back, and all others wait for items
+    that nobody makes.
+
     >>> admit = StageState(name="admit", queue=0, waits=False, holds=0)
-    >>> is_dead([admit, mine, learn], waits_for_lease=True)
+    >>> skip_easy = StageState(name="skip_easy", queue=0, waits=True, holds=1)
+    >>> train = StageState(name="train", queue=0, waits=True, holds=0)
+    >>> is_dead([admit, skip_easy, train], waits_for_lease=True)
     True
     """
     followers = stages[1:]
@@ -51,7 +56,7 @@ def is_dead(stages: Sequence[StageState], *, waits_for_lease: bool) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where a group is: within a stage that took it, or behind it, on the way to the next one."""
+    """Where a group is: within a stage that took it, or on the way from there to the next one."""
 
     prompt_id: str
     stage: str
@@ -60,12 +65,12 @@ class _Place:
 
 
 class Whereabouts:
-    """`taken` and `put` as groups go through the stages, `forget` when their lease is released.
+    """Knows where each group is. It is told by `taken` and `put`, and by `forget` when a group's lease is released.
 
     >>> from engine.types import Group, Prompt
     >>> group = Group(prompt=Prompt(id="train-7", messages=(), answer=""), trajectories=(), lease=0)
     >>> whereabouts = Whereabouts()
-    >>> whereabouts.taken("mine", group); whereabouts.within("mine")
+    >>> whereabouts.taken("skip_easy", group); whereabouts.within("skip_easy")
     ['train-7']
     """
 
@@ -77,16 +82,18 @@ class Whereabouts:
             self._places[group.lease] = _place(group, stage, within=True)
 
     def put(self, stage: str, item: Any, *, source: bool = False) -> None:
-        """source: of the stage that makes the groups. Raises ValueError for a group that the stage does not have, whose
-        advantages it lost, or of which it keeps what cannot be trained.
+        """Notes what a stage puts out. source: whether it is the stage that makes the groups.
+
+        Raises ValueError for a group that the stage does not have, whose advantages it lost, or that cannot be trained
+        with what it keeps.
         """
         for group in _groups(item):
             before = self._places.get(group.lease)
             own = before if before is not None and before.stage == stage else None
             if not source and (own is None or not own.within):
-                again = "a second time" if own is not None else "although it has not taken it, or has put it out before"
+                fault = "a second time" if own is not None else "although it has not taken it, or has put it out before"
                 raise ValueError(
-                    f"stage {stage} put out the group of prompt {group.prompt.id} (lease {group.lease}) {again}. "
+                    f"stage {stage} put out the group of prompt {group.prompt.id} (lease {group.lease}) {fault}. "
                     "Fix: put out each group that the stage takes once"
                 )
             if (wrong := _wrong(group)) is not None:
@@ -100,16 +107,16 @@ class Whereabouts:
             self._places[group.lease] = place
 
     def forget(self, lease: int) -> None:
-        """The group is trained, or dropped for good."""
+        """Forgets a group that is trained, or dropped for good."""
         self._places.pop(lease, None)
 
     def within(self, stage: str) -> list[str]:
-        """The prompts of the groups that a stage took and has not put out, oldest lease first."""
+        """Returns the prompt ids of the groups that a stage took and has not put out, oldest lease first."""
         return [place.prompt_id for _, place in sorted(self._places.items()) if place.within and place.stage == stage]
 
 
 def missing(stage: str, *, items_in: int, items_out: int, prompts: Sequence[str]) -> str:
-    """The sentence about a stage that has swallowed groups."""
+    """Returns the sentence about a stage that has swallowed groups."""
     shown = ", ".join(prompts[:SHOWN]) + (f" and {len(prompts) - SHOWN} more" if len(prompts) > SHOWN else "")
     one = len(prompts) == 1
     return (
@@ -125,14 +132,14 @@ FIX = (
 
 
 def _groups(item: Any) -> Iterator[Any]:
-    """The groups of an item: an admitted prompt, a group, or the groups of a step; none of another item."""
+    """Yields the groups of an item, which is an admitted prompt, a group or the groups of a step; else none."""
     for member in item if isinstance(item, list) else (item,):
         if hasattr(member, "lease") and hasattr(member, "prompt"):
             yield member
 
 
 def _wrong(group: Any) -> str | None:
-    """What cannot be trained of a group, and what to do; None: nothing."""
+    """Returns what makes a group unfit for training, and what to do; None if it is fit."""
     kept, advantages_K = _kept(group), getattr(group, "advantages_K", None)
     members = len(getattr(group, "trajectories", ()))
     if len(set(kept)) < len(kept) or not all(0 <= index < members for index in kept):
