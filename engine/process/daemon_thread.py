@@ -1,6 +1,6 @@
-"""A thread of one's own for blocking calls, that no exit of the process waits for.
+"""A thread for blocking calls that the process does not wait for when it exits.
 
-The interpreter joins the threads of every ThreadPoolExecutor before it exits: one that never returns hangs the exit.
+The interpreter joins the threads of every ThreadPoolExecutor before it exits, so a call that never returns hangs it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class DaemonThread:
     async def run(
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
-        """What the function returns or raises. Cancelled, it is left to itself: a thread cannot be interrupted."""
+        """Returns or raises what the function does. A call that has begun goes on if this is cancelled."""
         return await asyncio.wrap_future(self.post(function, *args, **kwargs))
 
     def post(
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Future[Result]:
-        """The same for whoever does not wait: the future gets what the function returns or raises."""
+        """Queues a call without waiting for it. The future gets what the function returns or raises."""
         if self._thread.ident is None:
             self._thread.start()
         future: Future[Result] = Future()
@@ -41,7 +41,7 @@ class DaemonThread:
         return future
 
     def close(self) -> None:
-        """The thread ends when it has done what it was given. Idempotent."""
+        """Ends the thread once it has made the calls that are queued. Idempotent."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -53,4 +53,4 @@ class DaemonThread:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-            del call, future, function  # nothing is kept alive while the thread waits
+            del call, future, function  # else they would stay alive while the thread waits

@@ -1,10 +1,10 @@
-"""A process that is forked for the node: it dies with the node, and has nothing of the node's threads and signals.
+"""Ties the processes that are forked for the node to it, and keeps the node's threads and signals out of them.
 
 Invariants
-- It ends with the thread that forked it, from its first moment on: kill -9 of the node leaves nothing behind.
-- A signal to it is its own: the node's event loop does not hear of it.
-- It can import whatever another thread of the node was importing when it was forked.
-- It holds no descriptor that another thread was making for a fork of its own.
+- A child is killed with the thread that forked it, from its first moment on: kill -9 of the node leaves nothing behind.
+- A signal to the child does not reach the node's event loop.
+- The child can import a module that another thread of the node was importing at the fork.
+- The child inherits no descriptor that another thread has made for a fork of its own.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from importlib import _bootstrap
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-IMPORT_S = 5.0  # how long a fork waits for imports of other threads: a program may itself run inside of one, for ever
+IMPORT_S = 5.0  # how long a fork waits for other threads' imports; one may never end, if a program runs inside it
 
 _libc = ctypes.CDLL(None, use_errno=True)  # looked up before the fork
 _here = threading.local()  # forks: the Forks that this thread is in
-# From before a thread makes the pipes of its fork until it has forked. A fork of another thread meanwhile would hold
-# their ends too, and the end of the first fork, which closes its own, would not be seen before that of the second.
+# A thread holds the lock from before it makes the pipes of its fork until it has forked. If another thread forked
+# meanwhile, that child would hold the ends of the pipes too, and hide the end of the first child until its own.
 _one_at_a_time = threading.Lock()
 
 
 class Forks:
-    """What one thread forks while it is in `forks_die_with_us`."""
+    """The processes that one thread forks while it is in `forks_die_with_us`."""
 
     def __init__(self) -> None:
         self.parent = os.getpid()
         self._thread: int | None = threading.get_native_id()
         self._ended = False
         self._mask: set[int] = set()  # of this thread's signals
-        self._alone = False  # holds the lock
+        self._alone = False  # whether this thread holds the lock
 
     def end(self) -> None:
-        """SIGKILL for what was forked; what is forked after this ends at once. For another thread to call, when the
-        one that forked does not return. Nothing once it has.
+        """Kills what was forked (SIGKILL); what is forked after this ends at once.
 
-        A kernel without CONFIG_PROC_CHILDREN (rare) lists no children: these end with the node only.
+        Another thread calls it when the one that forked does not return; once that has returned, it does nothing. A
+        kernel without CONFIG_PROC_CHILDREN (rare) lists no children, so there they only end with the node.
         """
         self._ended = True
         if self._thread is None:
@@ -70,7 +70,7 @@ class Forks:
 
     def before_fork(self) -> None:
         _let_imports_end()
-        # A signal to the child waits until the node's handlers are gone there; one to the node is another thread's.
+        # In the child, signals wait until the node's handlers are gone; in the node, other threads take them meanwhile.
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
     def after_fork(self) -> None:
@@ -78,7 +78,7 @@ class Forks:
         self.give_turn()
 
     def begin_child(self) -> None:
-        """Runs in the child, before anything else."""
+        """Prepares the child; it runs there before anything else."""
         if self._ended:
             os._exit(1)
         die_with(self.parent)
@@ -87,15 +87,15 @@ class Forks:
         _one_at_a_time._at_fork_reinit()  # type: ignore[attr-defined]
         self._alone = False
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        self.parent = os.getpid()  # what this one forks is its own
+        self.parent = os.getpid()  # the child is the parent of what it forks
         self._thread = threading.get_native_id()
 
 
 @contextmanager
 def forks_die_with_us(*, alone: bool = False) -> Iterator[Forks]:
-    """What this thread forks meanwhile is killed as soon as this thread or its process ends.
+    """Inside this context, what this thread forks is killed as soon as the thread or its process ends.
 
-    alone: until the first fork no other thread is inside in this way: it waits. Not for a thread that may not fork.
+    alone: whether other threads that ask for the same wait until this one has forked once, or leaves.
     """
     _here.forks = forks = Forks()
     if alone:
@@ -108,45 +108,45 @@ def forks_die_with_us(*, alone: bool = False) -> Iterator[Forks]:
 
 
 def leave_terminal() -> None:
-    """This process leads a session of its own: Ctrl-C is the node's to handle. Nothing where it does so already."""
+    """Makes this process lead a session of its own, if it does not yet: handling Ctrl-C is the node's task."""
     if os.getsid(0) != os.getpid():
         os.setsid()
 
 
 def die_with(parent: int) -> None:
-    """SIGKILL for this process when the thread that forked it ends; at once where that has happened before."""
+    """Lets the kernel kill this process when the thread that forked it ends. Exits at once if that has happened."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _drop_signals() -> None:
-    """The node's handlers would write each signal of this process into the pipe that wakes the node's event loop, which
-    takes it for its own.
+    """Removes the node's handlers. They would write each signal of the child into the pipe that wakes the node's event
+    loop, which would take it for its own.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):  # not: ignored, or as the system does it
+        if callable(signal.getsignal(number)):  # neither SIG_IGN nor SIG_DFL
             signal.signal(number, signal.SIG_DFL)
 
 
 def _drop_import_locks() -> None:
-    """Nobody is left to release those that other threads held: the first import of such a module would never end."""
+    """Removes the import locks of other threads. Nobody could release them, and importing such a module would hang."""
     _bootstrap._module_locks.clear()  # type: ignore[attr-defined]
     _bootstrap._blocking_on.clear()  # type: ignore[attr-defined]
 
 
 def _half_imported() -> bool:
-    """Whether a module is being imported, by any thread."""
+    """Returns whether any thread is importing a module."""
     specs = [getattr(module, "__dict__", {}).get("__spec__") for module in list(sys.modules.values())]
     return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
 def _let_imports_end() -> None:
-    """The child would find half of a module that another thread is importing, and nobody would fill it."""
+    """Waits for imports of other threads. The child would inherit half a module, and nobody would complete it."""
     deadline, pause = time.monotonic() + IMPORT_S, threading.Event()
     while _half_imported() and time.monotonic() < deadline:
-        pause.wait(0.01)  # a poll: the locks of the import system can only be waited for without a limit
+        pause.wait(0.01)  # it polls, because waiting for an import lock has no timeout
 
 
 def _at_fork(act: Callable[[Forks], None]) -> Callable[[], None]:

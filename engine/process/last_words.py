@@ -1,9 +1,9 @@
-"""Why a forked process died, in its own words: its parent sees that it is gone, and no more.
+"""Carries the exception that a forked process died of to its parent, which otherwise sees only that it is gone.
 
-words = LastWords("vllm.v1.engine.core")
-with words.kept():
-    fork()  # whose child logs the exception that it dies of
-words.read()  # "RuntimeError: size mismatch for lm_head.weight"
+last_words = LastWords("vllm.v1.engine.core")
+with last_words.kept():
+    fork()  # the child logs the exception that it dies of
+last_words.read()  # "RuntimeError: size mismatch for lm_head.weight"
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from typing import IO
 
 LONGEST = 500  # characters of a message
-_here = threading.local()  # words: of the thread that forks, and so of its child
+_here = threading.local()  # last_words: those of the thread that forks, which its child inherits
 
 
 class LastWords:
-    """Keeps the last words of what one thread forks. logger: the name of the logger with which the child logs its end.
+    """Keeps the exception that a process forked by one thread dies of. logger: the name of the logger that reports it.
 
-    A child that is spawned or that is killed leaves none.
+    A child that is spawned or killed leaves none.
     """
 
     def __init__(self, logger: str) -> None:
@@ -32,14 +32,14 @@ class LastWords:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """What this thread forks meanwhile writes here. Once."""
+        """Inside this context, what this thread forks writes here. It can be entered once."""
         assert self._file is None
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (shared with the child, and gone with both)
-        _here.words = self
+        _here.last_words = self
         try:
             yield
         finally:
-            _here.words = None
+            _here.last_words = None
 
     def write(self, error: BaseException) -> None:
         cause = " ".join(str(error).split())
@@ -48,7 +48,7 @@ class LastWords:
         os.pwrite(self._file.fileno(), line.encode(errors="replace"), 0)
 
     def read(self) -> str:
-        """Empty where nothing was said."""
+        """Returns type and message of the exception, or "" if the child left none."""
         if self._file is None or self._file.closed:
             return ""
         return os.pread(self._file.fileno(), 4 * LONGEST, 0).decode(errors="replace")
@@ -58,18 +58,18 @@ class LastWords:
             self._file.close()
 
     def listen(self) -> None:
-        """Listens in the child, by a filter: a library that configures logging anew takes away handlers, no filters."""
-        self._logger.addFilter(self._hear)
+        """Listens in the child by a filter, since a library that configures logging anew removes handlers only."""
+        self._logger.addFilter(self._keep_exception)
 
-    def _hear(self, record: logging.LogRecord) -> bool:
+    def _keep_exception(self, record: logging.LogRecord) -> bool:
         if record.exc_info is not None and record.exc_info[1] is not None:
             self.write(record.exc_info[1])
         return True
 
 
 def _begin_child() -> None:
-    if (words := getattr(_here, "words", None)) is not None:
-        words.listen()
+    if (last_words := getattr(_here, "last_words", None)) is not None:
+        last_words.listen()
 
 
 os.register_at_fork(after_in_child=_begin_child)

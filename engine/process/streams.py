@@ -2,8 +2,8 @@
 
 Invariants
 - A write to a stream that nobody reads any more, or whose device is full, never raises. It is reported once; from then
-  on whatever goes there is discarded, also from child processes that start later.
-- Descriptors 0, 1 and 2 are open: no file of the run gets one of them, which others would print into.
+  on all output to it is discarded, also that of child processes that start later.
+- Descriptors 0, 1 and 2 are open, so no file of the run gets one of them and is printed into.
 - Text files without a declared encoding are read as UTF-8, whatever the locale is.
 """
 
@@ -30,7 +30,7 @@ class LastingStream(io.TextIOWrapper):
 
     @classmethod
     def over(cls, stream: TextIO, title: str) -> Self:
-        """Takes the descriptor over: the old stream cannot be used any more."""
+        """Returns a stream that takes over the descriptor of another one, which cannot be used any more."""
         assert isinstance(stream, io.TextIOWrapper), stream
         encoding, buffered, through = stream.encoding, stream.line_buffering, stream.write_through
         lasting = cls(stream.detach(), encoding, "replace", line_buffering=buffered, write_through=through)
@@ -83,12 +83,12 @@ def listen(listener: Callable[[str], None]) -> None:
 
 
 def _open_closed_descriptors() -> None:
-    """Python has None for a standard stream that is closed (`>&-`); vLLM and others flush it all the same."""
+    """Opens /dev/null for closed descriptors. Python has None for such a stream, which vLLM and others flush anyway."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so it is this one
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             assert opened == descriptor, (opened, descriptor)
             os.set_inheritable(descriptor, True)
         if getattr(sys, name) is None:
@@ -96,8 +96,8 @@ def _open_closed_descriptors() -> None:
 
 
 def _read_text_as_utf8() -> None:
-    """Torch reads its own sources in the locale's encoding, which may be ASCII (PYTHONUTF8=0 LC_ALL=C)."""
-    os.environ["PYTHONUTF8"] = "1"  # of child processes
+    """Makes UTF-8 the encoding of text. Torch reads its sources in the locale's, which may be ASCII (LC_ALL=C)."""
+    os.environ["PYTHONUTF8"] = "1"  # for child processes
     if locale.getencoding().lower() not in ("utf-8", "utf8"):
         with contextlib.suppress(locale.Error):  # an old C library
             locale.setlocale(locale.LC_CTYPE, "C.UTF-8")

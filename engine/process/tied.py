@@ -1,8 +1,8 @@
 """`python -m engine.process.tied PID COMMAND...` becomes COMMAND, which is killed as soon as process PID, its parent,
 ends.
 
-The parent cannot ask for that itself: what asyncio starts runs no code of ours between fork and exec. The wish outlives
-the exec, so there is no process in between.
+The parent cannot arrange that itself, because a child of asyncio runs no code of ours between fork and exec. The
+setting outlives the exec, so COMMAND runs in this very process.
 """
 
 from __future__ import annotations
