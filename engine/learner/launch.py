@@ -1,14 +1,14 @@
 """`python -S -m engine.learner.launch --ranks R --folder DIR MODULE ...` runs `python -m MODULE ...` R times: the
 learner's ranks on this host. With `--hosts H --at HOST:PORT` there are as many on each of H hosts.
 
-Each rank finds in its environment LOCAL_RANK, LOCAL_WORLD_SIZE, WORLD_SIZE, and how it meets the others
-(`algo.learner.hosts.meet`): RANK and LEARNER_STORE, a file in DIR, where all are on this host; otherwise LEARNER_AT and
+The environment of each rank has LOCAL_RANK, LOCAL_WORLD_SIZE, WORLD_SIZE, and what it needs to meet the others
+(`algo.learner.hosts.meet`): RANK and LEARNER_STORE, a file in DIR, if all are on this host; otherwise LEARNER_AT and
 LEARNER_RUN, and LEARNER_HOST on hosts other than the lead's.
 
 Invariants
-- Nothing listens here, and ranks of one host meet in a private folder: there is no port that others could come to.
-- When a rank fails, the others have GRACE_S to say what they know and are killed then. Which rank was the first, and
-  how it ended, is this program's only line. It ends with status 1 then, with 0 when all ranks have ended well.
+- This program listens nowhere, and ranks of one host meet in a private folder: others find no port to connect to.
+- When a rank fails, the others have GRACE_S to report what they know, and are killed then. This program prints one
+  line, which names the first rank that failed and how it ended. Its exit status is 1 then, and 0 if no rank failed.
 - No rank outlives this process: the kernel kills each with it, from the first moment on.
 """
 
@@ -23,27 +23,27 @@ from pathlib import Path
 
 from engine.process.forks import die_with
 
-GRACE_S = 1  # whole seconds
+GRACE_S = 1  # signal.alarm takes whole seconds
 SAYS = "launcher: "
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.learner.launch", description="the learner's ranks here")
-    parser.add_argument("--ranks", type=int, required=True, help="on this host")
-    parser.add_argument("--folder", type=Path, required=True, help="private; where ranks of one host meet")
+    parser.add_argument("--ranks", type=int, required=True, help="number of ranks on this host")
+    parser.add_argument("--folder", type=Path, required=True, help="private folder where ranks of one host meet")
     parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--at", help="HOST:PORT of the lead, where several hosts meet")
     parser.add_argument("--run", default="", help="a name that no other run has")
-    parser.add_argument("--host", help="a name that no other host has; none on the lead's")
+    parser.add_argument("--host", help="a name that no other host has; not given on the lead's host")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="MODULE ...")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     shared = {"WORLD_SIZE": str(options.hosts * options.ranks), "LOCAL_WORLD_SIZE": str(options.ranks)}
     if options.hosts > 1:
         shared |= {"LEARNER_AT": options.at, "LEARNER_RUN": options.run}
         shared |= {"LEARNER_HOST": options.host} if options.host else {}
     else:
         store = options.folder / "ranks"
-        store.unlink(missing_ok=True)  # that of an earlier learner here would tell these ranks where those were
+        store.unlink(missing_ok=True)  # an earlier learner's store would send these ranks to the old ones
         shared |= {"LEARNER_STORE": str(store)}
     ranks: dict[int, int] = {}
     for rank in range(options.ranks):
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _start(command: list[str], environment: Mapping[str, str]) -> int:
-    """The process of a rank. It is tied to this one before it becomes its own program: nothing is in between."""
+    """Starts a rank and returns its pid. The process is tied to this one before it executes the command."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -66,7 +66,7 @@ def _start(command: list[str], environment: Mapping[str, str]) -> int:
 
 
 def _watch(ranks: dict[int, int]) -> int:
-    """Waits until all have ended. ranks: by process."""
+    """Waits until all ranks have ended, and returns the exit status. ranks: rank by pid."""
     failed = False
     while ranks:
         pid, status = os.wait()
@@ -81,7 +81,7 @@ def _watch(ranks: dict[int, int]) -> int:
 
 
 def _kill(ranks: Mapping[int, int]) -> None:
-    for pid in list(ranks):  # not reaped yet, so that the number is theirs
+    for pid in list(ranks):  # not reaped yet, so no other process has this pid
         os.kill(pid, signal.SIGKILL)
 
 

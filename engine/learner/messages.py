@@ -1,4 +1,4 @@
-"""The protocol between the node and the learner (ZeroMQ PAIR, node binds): its messages, and their frames.
+"""The protocol between the node and the learner (ZeroMQ PAIR, the node binds): its messages, and their frames.
 
 Invariants
 - One message is [message, (name, dtype, shape) of each array, raw array...], the first two in msgpack; nothing is
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """First message. learner: fields of algo.learner.config.LearnerConfig. canary: fixed token sequences.
+    """The first message. learner: fields of algo.learner.config.LearnerConfig. canary: fixed token sequences.
 
-    checkpoint: a Hugging Face folder. resume: a checkpoint of this learner to go on from. begin_from: one of another
-    run, with whose weights, optimizer and random numbers version 0 begins; not used where there is `resume`.
+    checkpoint: a Hugging Face folder. resume: the learner's checkpoint to resume from. begin_from: a checkpoint of
+    another run, whose weights, optimizer and random state version 0 begins with; ignored if there is `resume`.
     """
 
     checkpoint: str
@@ -35,8 +35,8 @@ class Configure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Train one Batch (its arrays follow as frames) and publish the result as weight version `version`.
 
-    version 0: nobody samples with these weights (supervised fine-tuning), so they are not published. rows: sequences of
-    the batch whose tokens' numbers are wanted, ascending.
+    version 0: nobody samples with these weights (supervised fine-tuning), so they are not published. rows: the
+    sequences of the batch, ascending, for whose tokens the answer has numbers.
     """
 
     step: int
@@ -48,7 +48,7 @@ class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Write a Hugging Face checkpoint (weights, config, tokenizer) to path.
 
     chat_template: the Jinja text that the run used in place of the tokenizer's. end_of_turn: the token that ends its
-    turns. None: as in the checkpoint of Configure.
+    turns. None keeps that of the checkpoint in Configure.
     """
 
     path: str
@@ -57,11 +57,11 @@ class Save(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """log p of each sampled token of one Batch (its arrays follow as frames) under the weights as they are."""
+    """Score each sampled token of one Batch (its arrays follow as frames) under the current weights."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Copy all that resuming takes, answer, and write it to path meanwhile. One that fails fails the next request."""
+    """Copy the state that resuming needs, answer, then write it to path. If that fails, so does the next request."""
 
     path: str
     version: int
@@ -72,8 +72,9 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Answer to Configure. weights: a published file with version `version` (0 unless resumed); canary logprobs follow
-    as one frame.
+    """Answer to Configure. The canary's log-probabilities follow as one frame.
+
+    weights: path of the published file, of version `version` (0 unless resumed).
     """
 
     weights: str
@@ -84,10 +85,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Answer to Train. weights: path of the published file; canary logprobs [sum(len - 1)] follow as one frame, and, if
-    rows were asked for, `logprobs`, `entropy` and `logprob_gradient` of their tokens (`algo.learner.measure.tokens`).
+    """Answer to Train. The canary's log-probabilities [sum(len - 1)] follow as one frame, and, if rows were asked for,
+    `logprobs`, `entropy` and `logprob_gradient` of their tokens (`algo.learner.measure.tokens`).
 
-    metrics: loss, grad_norm, entropy, clip fractions, importance-ratio statistics, seconds of each part.
+    weights: path of the published file. metrics: loss, grad_norm, entropy, clip fractions, importance-ratio statistics,
+    seconds of each part.
     """
 
     step: int
@@ -107,7 +109,7 @@ class Scored(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The learner cannot go on: the reason with its numbers."""
+    """The learner cannot do what it was asked. reason: the cause with its numbers."""
 
     reason: str
 
@@ -122,7 +124,7 @@ _specs = msgspec.msgpack.Decoder(list[tuple[str, str, tuple[int, ...]]])
 
 
 def pack(message: Request | Reply, arrays: Arrays | None = None) -> list[bytes | memoryview]:
-    """Frames of a message. Arrays are sent as they lie in memory (made contiguous where they are not)."""
+    """Returns the frames of a message. Arrays are sent as they lie in memory; only non-contiguous ones are copied."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
     specs = [(name, array.dtype.str, array.shape) for name, array in contiguous.items()]
     data = (array.reshape(-1).view(np.uint8).data for array in contiguous.values())
@@ -139,10 +141,10 @@ def _unpack(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Any]) -> tup
 
 
 def unpack_request(frames: Sequence[Any]) -> tuple[Request, Arrays]:
-    """Raises ValueError (msgspec.DecodeError is one) for anything that is not a request."""
+    """Decodes a request. Raises ValueError (msgspec.DecodeError is one) for anything else."""
     return _unpack(_request, frames)
 
 
 def unpack_reply(frames: Sequence[Any]) -> tuple[Reply, Arrays]:
-    """Raises ValueError (msgspec.DecodeError is one) for anything that is not a reply."""
+    """Decodes a reply. Raises ValueError (msgspec.DecodeError is one) for anything else."""
     return _unpack(_reply, frames)

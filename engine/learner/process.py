@@ -45,13 +45,13 @@ from sandbox.require import at_least, require
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-LAUNCHER = (sys.executable, "-S", "-m", "engine.learner.launch")  # -S: it starts at once, with the standard library
+LAUNCHER = (sys.executable, "-S", "-m", "engine.learner.launch")  # -S: it starts faster without site-packages
 
 Answer = TypeVar("Answer", Ready, Trained, Saved, Scored)
 
 
 class LearnerDied(RuntimeError):
-    """The learner ended, failed or did not answer in time; the message says which, with its last words."""
+    """The learner ended, failed or did not answer in time. The message says which, with its last words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class LearnerProcessConfig:
     """How the learner's ranks are started. Deadlines are for one answer.
 
     module: what the launcher runs on each rank. devices: the GPU of each rank, none for the CPU. launcher: the command
-    before `--ranks=... --folder=... module ...` (`engine.learner.launch`, on several hosts with more options).
+    to which `--ranks=... --folder=... module ...` is added (`engine.learner.launch`, with options for several hosts).
     """
 
     module: str
@@ -76,17 +76,22 @@ class LearnerProcessConfig:
 
 
 def visible(devices: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> str:
-    """CUDA_VISIBLE_DEVICES of a process with these GPUs, counted, as vLLM does, among those that this one may see."""
-    if not (there := environment.get("CUDA_VISIBLE_DEVICES")):
+    """Returns CUDA_VISIBLE_DEVICES for a process with these GPUs. As in vLLM, they number those visible to this one.
+
+    Raises ValueError for a GPU that this process may not see.
+    """
+    if not (visible_here := environment.get("CUDA_VISIBLE_DEVICES")):
         return ",".join(map(str, devices))
-    names = there.split(",")
+    names = visible_here.split(",")
     if not all(device in range(len(names)) for device in devices):
-        raise ValueError(f"devices must be below {len(names)} where CUDA_VISIBLE_DEVICES is {there!r}, got {devices}")
+        raise ValueError(
+            f"devices must be below {len(names)} where CUDA_VISIBLE_DEVICES is {visible_here!r}, got {devices}"
+        )
     return ",".join(names[device] for device in devices)
 
 
 def _by_row(batch: Batch, rows: Sequence[int], arrays: Arrays) -> dict[int, LearnerNumbers]:
-    """arrays: those of all rows, one after another (`algo.learner.measure.tokens`)."""
+    """Returns the numbers of each row. arrays: those of all rows, one after another (`algo.learner.measure.tokens`)."""
     lengths = batch.lengths_B[list(rows)].tolist()
     ends = np.cumsum(lengths, dtype=int).tolist()
     return {
@@ -103,7 +108,7 @@ class LearnerProcess:
     """Starts the learner's ranks and talks to rank 0.
 
     `async with LearnerProcess(config, workspace, log) as learner`, then `configure` and any number of `train`.
-    Leaving the context ends all its processes, and so does a kill of this one. Raises ValueError for devices that this
+    Its processes end when the context is left, and when this process is killed. Raises ValueError for devices that this
     process may not see.
     """
 
@@ -141,7 +146,7 @@ class LearnerProcess:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Asks one that has answered before, then kills the launcher's session; a rank dies with its launcher."""
+        """Asks a learner that has answered before to stop, then kills the launcher's session. Ranks die with it."""
         process = self._process
         try:
             if self._answered and process.returncode is None:
@@ -159,12 +164,12 @@ class LearnerProcess:
                 self._context.term()
 
     async def configure(self, message: Configure) -> tuple[Ready, Floats]:
-        """Builds the learner; returns what it published first and its canary log-probabilities."""
+        """Builds the learner. Returns what it published first, and the canary's log-probabilities."""
         ready, arrays = await self._ask(message, {}, Ready, self.config.start_deadline_s)
         return ready, arrays["canary"]
 
     async def train(self, batch: Batch, version: int) -> tuple[Trained, Floats]:
-        """One step: the published weights (version `version`), metrics and canary log-probabilities."""
+        """Trains one step. Returns the published weights (version `version`), metrics and canary log-probabilities."""
         trained, canary, _ = await self.train_noting(batch, version, ())
         return trained, canary
 
@@ -177,19 +182,23 @@ class LearnerProcess:
         return trained, arrays["canary"], _by_row(batch, rows, arrays)
 
     async def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
-        """Writes a Hugging Face checkpoint; chat_template and end_of_turn as in Save (a ChatTemplate's `template` and
-        `end_of_turn`). Raises LearnerDied with the reason (a full disk, say).
+        """Writes a Hugging Face checkpoint. Raises LearnerDied with the reason, such as a full disk.
+
+        chat_template, end_of_turn: as in Save; a ChatTemplate's `template` and `end_of_turn`.
         """
         message = Save(path=str(path), chat_template=chat_template, end_of_turn=end_of_turn)
         await self._ask(message, {}, Saved, self.config.step_deadline_s)
 
     async def score(self, batch: Batch) -> Floats:
-        """log p of the batch's sampled tokens, [N], 0 elsewhere."""
+        """Returns log p of the batch's sampled tokens, [N], 0 elsewhere."""
         _, arrays = await self._ask(Score(), batch.arrays(), Scored, self.config.step_deadline_s)
         return arrays["logprobs"]
 
     async def checkpoint(self, path: Path, version: int) -> None:
-        """Returns when the state is copied; path appears when it is on the disk, before the next one is begun."""
+        """Begins a checkpoint, and returns when the state is copied.
+
+        path appears once all of it is on the disk, before the next checkpoint begins.
+        """
         await self._ask(Checkpoint(path=str(path), version=version), {}, Saved, self.config.step_deadline_s)
 
     async def _ask(
@@ -203,13 +212,13 @@ class LearnerProcess:
                 reply, received = unpack_reply(await self._socket.recv_multipart())
                 death.cancel()
         except TimeoutError:
-            words = f"the learner did not answer {name} within {deadline_s:g} s{self._last_words()}"
-            raise LearnerDied(words) from None
+            cause = f"the learner did not answer {name} within {deadline_s:g} s{self._last_words()}"
+            raise LearnerDied(cause) from None
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         self._answered = True
         if isinstance(reply, Failed):
-            if not isinstance(message, Save):  # it ends
+            if not isinstance(message, Save):  # after any other failure the learner ends
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(5.0):
                         await self._process.wait()
@@ -223,13 +232,14 @@ class LearnerProcess:
         raise LearnerDied(f"the learner ended with exit code {code}{self._last_words()}")
 
     def _last_words(self) -> str:
-        """The end of the log; the first rank's last words too, whose end fails the others."""
+        """Returns the end of the log, and the error of the rank that failed first and took the others down."""
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        said = [line for line in lines if not line.startswith(SAYS)]
-        first = [line for line in said[:-3] if line.startswith("learner: ")][:1]
-        return "".join(f"\n  {line}" for line in [f"log: {self._log}", *first, *said[-3:], *self._killed()])
+        of_ranks = [line for line in lines if not line.startswith(SAYS)]
+        first = [line for line in of_ranks[:-3] if line.startswith("learner: ")][:1]
+        return "".join(f"\n  {line}" for line in [f"log: {self._log}", *first, *of_ranks[-3:], *self._killed()])
 
     def _killed(self) -> list[str]:
-        """Which rank was ended by a signal, if any was the first to end: the launcher's words."""
-        said = re.search(rf"^{SAYS}(rank \d+ was ended by .*)$", self._log.read_text(errors="replace"), re.MULTILINE)
-        return [said[1]] if said else []
+        """Returns the launcher's line about the rank that failed first, if a signal ended it."""
+        log = self._log.read_text(errors="replace")
+        line = re.search(rf"^{SAYS}(rank \d+ was ended by .*)$", log, re.MULTILINE)
+        return [line[1]] if line else []
