@@ -1,8 +1,8 @@
-"""The first stage of a training run: which prompts are rolled out, and how many at a time.
+"""The first stage of a training run: it decides which prompts are rolled out, and how many at a time.
 
     admit -> engine.stages.group.groups -> engine.stages.batch.batch_groups -> engine.stages.train
 
-Invariant: each admitted group reaches `batch` exactly once, trained or with a reason for its drop.
+Invariant: each admitted group reaches `batch` exactly once, to be trained or with a reason for its drop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.types import Prompt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmittedPrompt:
-    """A group to make: a prompt and the lease it has."""
+    """A group that is to be made: its prompt and its lease."""
 
     prompt: Prompt
     lease: int
@@ -33,8 +33,9 @@ def admit(
     journal: Journal | None = None,
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StageFunction:
-    """Puts out a prompt per group until `steps` steps are admitted, and waits for a lease inside `waiting()`. Raises
-    BadInput when the prompts run out.
+    """Returns the stage that puts out a prompt for each group of `steps` steps.
+
+    It waits for each lease inside `waiting()`, and raises BadInput when the prompts run out.
     """
     journal = journal or Journal()
 

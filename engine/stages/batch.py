@@ -1,6 +1,6 @@
 """The stage that collects the groups of a step.
 
-Invariant: a step's batch holds the groups of that step in admission order, whatever order they finished in.
+Invariant: a step's batch holds the groups of that step in the order of their admission, whichever finished first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from engine.user_parts import WrongPart
 
 
 def batch_groups(leases: Leases) -> StageFunction:
-    """Group -> list of the groups of one step, steps in order, groups in admission order. Raises WrongPart for a group
-    of which nobody has said whether it is trained.
+    """Returns the stage Group -> list of the groups of one step. Steps come in order, and so do a step's groups.
+
+    Raises WrongPart for a group that has neither `kept` nor `drop`.
     """
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
@@ -31,7 +32,7 @@ def batch_groups(leases: Leases) -> StageFunction:
             while len(steps[following]) == leases.groups_per_step:
                 await outbox.put(sorted(steps.pop(following), key=lambda member: member.lease))
                 following += 1
-        if left := sorted(step for step, groups in steps.items() if groups):
-            raise RuntimeError(f"the groups ended within a step: steps {left}")
+        if unfinished := sorted(step for step, groups in steps.items() if groups):
+            raise RuntimeError(f"the groups ended within a step: steps {unfinished}")
 
     return stage

@@ -1,8 +1,8 @@
-"""Batches in a row that hold nothing to train: a run that has learnt what it can, or one that is broken.
+"""Batches in a row that hold nothing to train: either the run has learnt what it can, or it is broken.
 
 Invariants
-- One batch with something to train begins the count anew.
-- A run ends well only where its groups are flat because they are solved; any other cause is an error that says it.
+- One batch with something to train restarts the count.
+- The run succeeds only if the groups are flat because they are solved. Any other cause is an error that names it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from engine.telemetry.metrics import solved
 from engine.types import Group, Trajectory
 
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are no accident
-UNGRADED_STEPS = 3  # so many at the end of a run, and it has not ended well
-SOLVED_SHARE = 0.9  # of their groups; the rest may be prompts that nobody solves (a wrong reference answer, say)
+UNGRADED_STEPS = 3  # a run with so many ungraded steps at its end has failed
+SOLVED_SHARE = 0.9  # of their groups; the rest may be prompts that nobody can solve (a wrong reference answer, say)
 
 
 class NothingToTrain(RuntimeError):
-    """Batch after batch was empty, and not because the task is solved. The message says what the groups were."""
+    """Batch after batch was empty or ungraded, and not because the task is solved. The message gives the cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NothingLeft:
-    """How a run ended that has learnt all it can.
+    """The end of a run that has learnt all it can.
 
-    step: the last one that was trained. solved, groups: of the `batches` that followed it or were empty before it.
+    step: the last trained one. solved, groups: how many groups of the last `batches` batches were solved, of how many.
     """
 
     step: int
@@ -45,15 +45,15 @@ class NothingLeft:
 
 
 def check_graded(rows: Sequence[Mapping[str, float]]) -> None:
-    """Checks a run that has ended. rows: its steps. Raises NothingToTrain where nothing was graded lately, or ever.
+    """Checks a run that has ended. rows: its metrics. Raises NothingToTrain if no recent step was graded, or none ever.
 
     >>> check_graded([{"reward": 0.0}, {}, {"reward": 0.5}])
     """
     ungraded = len(list(takewhile(lambda row: metric.REWARD not in row, reversed(rows))))
     if ungraded and ungraded >= min(len(rows), UNGRADED_STEPS):
         raise NothingToTrain(
-            f"nothing could be graded in the last {ungraded} of {len(rows)} steps. Fix: what notes.log says, and "
-            "start anew with fresh=true"
+            f"nothing could be graded in the last {ungraded} of {len(rows)} steps. Fix: remove the cause, which "
+            "notes.log names, and start anew with fresh=true"
         )
 
 
@@ -79,27 +79,27 @@ class EmptyBatches:
         self._empty.append(groups)
         if len(self._empty) < EMPTY_BATCHES:
             return None
-        everyone = [group for batch in self._empty for group in batch]
-        count = sum(solved(group, self._full_reward) for group in everyone)
-        if count >= SOLVED_SHARE * len(everyone):
-            return NothingLeft(step=step - 1, batches=EMPTY_BATCHES, solved=count, groups=len(everyone))
-        cause = _cause(everyone, self._full_reward)
+        seen = [group for batch in self._empty for group in batch]
+        count = sum(solved(group, self._full_reward) for group in seen)
+        if count >= SOLVED_SHARE * len(seen):
+            return NothingLeft(step=step - 1, batches=EMPTY_BATCHES, solved=count, groups=len(seen))
+        cause = _cause(seen, self._full_reward)
         raise NothingToTrain(f"step {step}: {EMPTY_BATCHES} batches in a row held nothing to train on: {cause}")
 
 
 def _cause(groups: Sequence[Group], full_reward: float) -> str:
-    """What the groups were, and what to do."""
+    """Returns what the groups were, and what to do."""
     members = [member for group in groups for member in group.trajectories]
     counts = Counter(_kind(group, full_reward) for group in groups)
-    found = f"of {len(groups)} groups {', '.join(f'{count} {kind}' for kind, count in counts.most_common())}"
+    summary = f"of {len(groups)} groups {', '.join(f'{count} {kind}' for kind, count in counts.most_common())}"
     if errors := [member.error for member in members if member.error is not None]:
-        found += f"; the first error: {errors[0].boundary}: {errors[0].message}"
+        summary += f"; the first error: {errors[0].boundary}: {errors[0].message}"
     if members and not any(member.sampled_tokens for member in members):
         return (
-            f"{found}; no token was sampled. Fix: a larger max_tokens, if the prompts fill it, or what the error says"
+            f"{summary}; no token was sampled. Fix: a larger max_tokens, if the prompts fill it, or what the error says"
         )
     advice = "easier prompts, more samples per group, or a reward that tells the attempts at a prompt apart"
-    return f"{found}. Fix: {advice}"
+    return f"{summary}. Fix: {advice}"
 
 
 def _kind(group: Group, full_reward: float) -> str:

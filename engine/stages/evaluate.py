@@ -3,9 +3,9 @@
 Invariants
 - Every evaluation runs all prompts x samples with the same seeds, under one weight version; a token of another version
   is an error.
-- A concurrent evaluation never waits for training, nor training for it: what is submitted while `waiting` others wait
-  takes the place of the oldest of them, which is dropped.
-- A failed evaluation ends whoever owns the Evaluator.
+- A concurrent evaluation never waits for training, nor training for it: if more than `waiting` evaluations wait, the
+  oldest of them is dropped.
+- An evaluation that fails ends the task that owns the Evaluator.
 
 Shape legend: P problems, K samples of each.
 """
@@ -55,12 +55,14 @@ class Estimate(Protocol):
 
 
 class Evaluation:
-    """What is evaluated, and how. estimate: of scores in [0, 1], [P, K], such as `algo.eval_stats.avg_at_k`. graders:
-    trajectories graded at once, or problems by a GroupReward; the others wait, which grade_deadline_s, the seconds of
-    one grade, does not cover.
+    """What is evaluated, and how.
+
+    estimate: estimates the mean of scores in [0, 1], [P, K], such as `algo.eval_stats.avg_at_k`. graders: how many
+    trajectories are graded at once, or problems by a GroupReward. grade_deadline_s: the seconds of one grade, without
+    the wait for a grader.
 
     Budgets and temperature are those of the rollouts: `rollouts.with_config(RolloutConfig(temperature=0.6, ...))` gives
-    an evaluation its own. (Only what is trained needs temperature 1.)
+    an evaluation its own. (Only trained trajectories need temperature 1.)
     """
 
     def __init__(
@@ -86,9 +88,9 @@ class Evaluation:
     async def run(self, version: int | None = None) -> tuple[dict[str, float], list[Trajectory]]:
         """Returns metrics, and the P x K trajectories in the order of the prompts.
 
-        version: the one that the replicas must serve meanwhile. None: without a learner they have the checkpoint's
-        weights. Problems with a sample that our infrastructure failed do not count. Raises NothingGraded when none is
-        left, RuntimeError for a token of another version.
+        version: the weights that the replicas must serve meanwhile; None if they have the checkpoint's, without a
+        learner. A problem does not count if our infrastructure failed one of its samples. Raises NothingGraded if no
+        problem counts, and RuntimeError for a token of another version.
         """
         started = self._timeline.now()
         async with asyncio.TaskGroup() as tasks:
@@ -101,13 +103,13 @@ class Evaluation:
         if isinstance(self._reward, GroupReward):
             trajectories = await self._graded_together(trajectories, self._reward)
         for member in trajectories:
-            if version is not None and (strange := set(member.sampled_versions.tolist()) - {version}):
-                raise RuntimeError(f"evaluation of version {version}: {member.prompt.id} has tokens of {strange}")
+            if version is not None and (others := set(member.sampled_versions.tolist()) - {version}):
+                raise RuntimeError(f"evaluation of version {version}: {member.prompt.id} has tokens of {others}")
         metrics = measure.evaluation(trajectories) | self._accuracy(trajectories)
         return metrics | {metric.TIME_EVAL_S: self._timeline.now() - started}, trajectories
 
     async def _solve(self, number: int, prompt: Prompt, sample: int) -> Trajectory:
-        """One sample of a problem: graded, unless that is done for all of them together."""
+        """Returns one sample of a problem, graded unless the samples are graded together."""
         trajectory = await self._rollouts.run(prompt, sample, -1 - number)
         if isinstance(self._reward, GroupReward):
             return trajectory
@@ -115,7 +117,7 @@ class Evaluation:
             return await graded(trajectory, self._reward, self._timeline, self._grade_deadline_s)
 
     async def _graded_together(self, trajectories: Sequence[Trajectory], reward: GroupReward) -> list[Trajectory]:
-        """The samples of each problem, graded together."""
+        """Grades the samples of each problem together."""
 
         async def grade(row: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
             async with self._grading:
@@ -128,34 +130,34 @@ class Evaluation:
         return [member for task in running for member in task.result()]
 
     def _rows(self, trajectories: Sequence[Trajectory]) -> list[Sequence[Trajectory]]:
-        """The samples of each problem."""
+        """Returns the samples of each problem."""
         return [trajectories[first : first + self.samples] for first in range(0, len(trajectories), self.samples)]
 
     def _accuracy(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """avg@K of the problems that were graded throughout."""
+        """Returns avg@K over the problems that were graded throughout. Raises NothingGraded."""
         graded = [row for row in self._rows(trajectories) if all(member.error is None for member in row)]
         if not graded:
             cause = summed_up(failures(trajectories), len(trajectories))
             raise NothingGraded(f"evaluation: no problem was graded throughout: {cause}")
         scores_PK = np.asarray([[(member.reward or 0.0) > 0 for member in row] for row in graded], np.float64)
-        found = self._estimate(scores_PK)
-        if not all(hasattr(found, name) for name in ("mean", "low", "high")):
+        accuracy = self._estimate(scores_PK)
+        if not all(hasattr(accuracy, name) for name in ("mean", "low", "high")):
             raise WrongPart(
-                f"the estimate {place_of(self._estimate)} returned {found!r:.100}. Fix: return an object with mean, "
+                f"the estimate {place_of(self._estimate)} returned {accuracy!r:.100}. Fix: return an object with mean, "
                 "low and high, as avg_at_k of algo.eval_stats does"
             )
-        bounds = {metric.EVAL_ACCURACY_LOW: found.low, metric.EVAL_ACCURACY_HIGH: found.high}
+        bounds = {metric.EVAL_ACCURACY_LOW: accuracy.low, metric.EVAL_ACCURACY_HIGH: accuracy.high}
         sources = [row[0].prompt.source for row in graded]
         means = measure.by_source(metric.EVAL_ACCURACY, zip(sources, scores_PK.mean(axis=1), strict=True))
-        return {metric.EVAL_ACCURACY: found.mean, **bounds, **means, metric.EVAL_K: self.samples}
+        return {metric.EVAL_ACCURACY: accuracy.mean, **bounds, **means, metric.EVAL_K: self.samples}
 
 
 class Evaluator:
-    """Evaluates while training goes on: `async with Evaluator(...)` has the task, `submit` gives it weights.
+    """Evaluates while training goes on: `async with Evaluator(...)` runs the task, and `submit` gives it weights.
 
-    evaluation: on rollouts of `fleet`, which nobody else uses. evaluated: called with (step, metrics, trajectories),
-    steps ascending. folder: on the file system of the published weights, which stay linked there for as long as a
-    replica may need them.
+    evaluation: its rollouts use `fleet`, and nobody else does. evaluated: called with (step, metrics, trajectories),
+    steps ascending. folder: a folder on the file system of the published weights, which stay linked there for as long
+    as a replica may need them.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class Evaluator:
         self._evaluation, self._fleet, self._evaluated = evaluation, fleet, evaluated
         self._folder, self._bound = folder, waiting
         self._waiting: deque[tuple[int, PublishedWeights]] = deque()
-        self._pinned: deque[Path] = deque()  # the newest stays for a replica that is replaced
+        self._pinned: deque[Path] = deque()  # its newest stays for a replica that is replaced
         self._busy = False
         self._change = asyncio.Event()
         self._stack = AsyncExitStack()
@@ -192,7 +194,7 @@ class Evaluator:
                 path.unlink()
 
     def submit(self, step: int, weights: PublishedWeights) -> None:
-        """Never waits. The file of the weights may go as soon as this returns."""
+        """Submits weights without waiting. Their file may be deleted as soon as this returns."""
         pinned = self._folder / f"evaluate-{step}-{Path(weights.path).name}"
         os.link(weights.path, pinned)
         self._waiting.append((step, replace(weights, path=str(pinned))))
@@ -202,7 +204,7 @@ class Evaluator:
         self._change.set()
 
     async def drain(self) -> None:
-        """Until all that was submitted is evaluated."""
+        """Waits until all submitted weights are evaluated."""
         while self._waiting or self._busy:
             await self._changed()
 
@@ -211,7 +213,7 @@ class Evaluator:
         await self._change.wait()
 
     async def _work(self) -> None:
-        """Consumes what is submitted; unblocked by `submit`. Each part of an evaluation has deadlines of its own."""
+        """Evaluates submitted weights; `submit` unblocks it. Each part of an evaluation has its own deadlines."""
         while True:
             while not self._waiting:
                 await self._changed()

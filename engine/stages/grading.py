@@ -1,9 +1,9 @@
-"""The grade of a trajectory or of a group: within a deadline, and never a 0 for what was our fault.
+"""Grades a trajectory or a group within a deadline. What was our fault never gets a reward of 0.
 
 Invariants
-- What a reward answers is a finite number or a Grade for each trajectory; another answer raises WrongPart, which names
-  the reward, its file and line, the prompt and the sample.
-- An exception of a reward ends the run, with a note of what it graded; only GraderUnavailable and the deadline do not.
+- A reward answers with a finite number or a Grade for each trajectory; another answer raises WrongPart, which names the
+  reward, its file and line, the prompt and the sample.
+- An exception in a reward ends the run, with a note of what it graded; only GraderUnavailable and the deadline do not.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FIX_GROUP = "Fix: return a list with a number for each trajectory, None for one
 async def graded(
     trajectory: Trajectory, reward: Reward, timeline: Timeline, deadline_s: float = GRADE_DEADLINE_S
 ) -> Trajectory:
-    """The trajectory with its reward, or with a typed error when it could not be graded. Raises WrongPart."""
+    """Returns the trajectory with its reward, or with a typed error if it could not be graded. Raises WrongPart."""
     if trajectory.error is not None:
         return trajectory
-    found = await _answer(
+    answer = await _answer(
         partial(call, "reward", reward, trajectory),
         f"in the reward {place_of(reward)}, for {trajectory.prompt.id}, sample {trajectory.sample}",
         timeline=timeline,
@@ -39,7 +39,7 @@ async def graded(
         prompt_id=trajectory.prompt.id,
         sample=trajectory.sample,
     )
-    return _ungraded(trajectory, found) if isinstance(found, RolloutError) else _graded(trajectory, found, reward)
+    return _ungraded(trajectory, answer) if isinstance(answer, RolloutError) else _graded(trajectory, answer, reward)
 
 
 async def graded_together(
@@ -48,18 +48,18 @@ async def graded_together(
     timeline: Timeline,
     deadline_s: float = GRADE_DEADLINE_S,
 ) -> tuple[Trajectory, ...]:
-    """The trajectories of a prompt with their rewards, or with a typed error where they could not be graded.
+    """Returns the trajectories of a prompt with their rewards, or with a typed error if they could not be graded.
 
-    Those that have failed already are passed through, and the reward does not see them. Raises WrongPart when it does
-    not give one grade for each of the others.
+    Those that have failed already are passed through, and the reward does not see them. Raises WrongPart if it does not
+    give one grade for each of the others.
     """
     usable = [index for index, member in enumerate(trajectories) if member.error is None]
     done = list(trajectories)
     if not usable:
         return tuple(done)
-    asked = tuple(trajectories[index] for index in usable)  # a reward that sorts them would mix up their grades
+    asked = tuple(trajectories[index] for index in usable)  # a reward that sorted a list would mix up the grades
     prompt_id = asked[0].prompt.id
-    found = await _answer(
+    answer = await _answer(
         partial(call, "reward", reward, asked),
         f"in the reward {place_of(reward)}, for the group of {prompt_id}",
         timeline=timeline,
@@ -67,29 +67,29 @@ async def graded_together(
         prompt_id=prompt_id,
         samples=len(asked),
     )
-    for index, member, grade in zip(usable, asked, _grades(found, asked, reward), strict=True):
+    for index, member, grade in zip(usable, asked, _grades(answer, asked, reward), strict=True):
         if grade is None:
             grade = _error("the reward of its group gave this trajectory no grade")
         done[index] = _ungraded(member, grade) if isinstance(grade, RolloutError) else _graded(member, grade, reward)
     return tuple(done)
 
 
-def _grades(found: Any, asked: Sequence[Trajectory], reward: GroupReward) -> list[Any]:
-    """A grade, or why there is none, for each trajectory. Raises WrongPart."""
-    if isinstance(found, RolloutError):
-        return [found] * len(asked)
-    whose = f"the reward {place_of(reward)} of the group of {asked[0].prompt.id}"
+def _grades(answer: Any, asked: Sequence[Trajectory], reward: GroupReward) -> list[Any]:
+    """Returns a grade for each trajectory, or the error for which there is none. Raises WrongPart."""
+    if isinstance(answer, RolloutError):
+        return [answer] * len(asked)
+    subject = f"the reward {place_of(reward)} of the group of {asked[0].prompt.id}"
     try:
-        if isinstance(found, str | bytes | dict | set):
+        if isinstance(answer, str | bytes | dict | set):
             raise TypeError
-        grades = list(found)
+        grades = list(answer)
     except TypeError:
-        raise WrongPart(f"{whose} answered {found!r:.100}. {_FIX_GROUP}") from None
-    except Exception as failure:  # of a generator
-        add_note(failure, f"in {whose}")
+        raise WrongPart(f"{subject} answered {answer!r:.100}. {_FIX_GROUP}") from None
+    except Exception as failure:  # the answer is a generator, which raised it
+        add_note(failure, f"in {subject}")
         raise
     if len(grades) != len(asked):
-        raise WrongPart(f"{whose} gave {len(grades)} grades for {len(asked)} trajectories. {_FIX_GROUP}")
+        raise WrongPart(f"{subject} gave {len(grades)} grades for {len(asked)} trajectories. {_FIX_GROUP}")
     return grades
 
 
@@ -100,9 +100,9 @@ async def _answer(
     timeline: Timeline,
     deadline_s: float,
     prompt_id: str,
-    **noted: int,
+    **labels: int,
 ) -> Any:
-    """What the reward answers, or why it did not (a RolloutError). where: a note for what it raises."""
+    """Returns the reward's answer, or a RolloutError if it gave none. where: the note that its exceptions get."""
     started = timeline.now()
     lane = timeline.lanes["reward"].take()
     try:
@@ -120,7 +120,7 @@ async def _answer(
         add_note(failure, where)
         raise
     finally:
-        timeline.span("reward", prompt_id, started, timeline.now(), lane, **noted)
+        timeline.span("reward", prompt_id, started, timeline.now(), lane, **labels)
         timeline.lanes["reward"].give(lane)
 
 
@@ -136,8 +136,8 @@ def _no_reason(failure: Exception, deadline_s: float) -> str:
     return f"no grade within {deadline_s:g} s" if isinstance(failure, TimeoutError) else "GraderUnavailable"
 
 
-def _graded(trajectory: Trajectory, found: Any, reward: Reward | GroupReward) -> Trajectory:
-    """Plain numbers, whatever a reward calculates with: a journal holds no others. Raises WrongPart."""
+def _graded(trajectory: Trajectory, answer: Any, reward: Reward | GroupReward) -> Trajectory:
+    """Returns the trajectory with its grade as plain numbers, since a journal holds no others. Raises WrongPart."""
 
     def checked(value: Any, what: str = "") -> float:
         try:
@@ -145,11 +145,11 @@ def _graded(trajectory: Trajectory, found: Any, reward: Reward | GroupReward) ->
         except ValueError:
             raise wrong(f"{what}{value!r:.100}") from None
 
-    def wrong(answer: str) -> WrongPart:
-        whom = f"{trajectory.prompt.id}, sample {trajectory.sample}"
-        return WrongPart(f"the reward {place_of(reward)} answered {answer} for {whom}. {_FIX}")
+    def wrong(shown: str) -> WrongPart:
+        sample = f"{trajectory.prompt.id}, sample {trajectory.sample}"
+        return WrongPart(f"the reward {place_of(reward)} answered {shown} for {sample}. {_FIX}")
 
-    grade = found if isinstance(found, Grade) else Grade(reward=found)
+    grade = answer if isinstance(answer, Grade) else Grade(reward=answer)
     value = checked(grade.reward)
     if not isinstance(grade.scores, Mapping):
         raise wrong(f"scores={grade.scores!r:.100}")

@@ -1,10 +1,10 @@
-"""The life of a group: its rollouts start at once, are graded, and those that no longer matter are stopped.
+"""The life of a group: its rollouts start at once and are graded, and those that no longer matter are stopped.
 
 A Reward grades each rollout as it ends. A GroupReward grades the members together, once they have all ended.
 
 Invariants
 - Each lease gives exactly one group, whatever its rollouts do and in whichever order they end.
-- When a group is out none of its rollouts runs any more: their tool calls are dead and their KV blocks are free.
+- Once a group is put out, none of its rollouts runs any more: their tool calls are dead, their KV blocks are free.
 - Every sampled token is in a trajectory of the group or in its waste, under one reason.
 - Without extra samples, early stop and refills, groups do not depend on the order in which rollouts end.
 """
@@ -35,16 +35,16 @@ from sandbox.require import at_least, positive, require
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupConfig:
     """samples: trajectories per group. graders: trajectories graded at once, over all groups; the others wait.
-    grade_deadline_s: seconds in which a trajectory must be graded, or a group by a GroupReward; without the wait for a
+    grade_deadline_s: seconds in which a trajectory must be graded, or a group by a GroupReward, without the wait for a
     grader.
 
     The rest is off by default. It buys time or fuller batches with a bias, and groups then depend on which rollout ends
     first, so that a seed no longer repeats a run.
-    extra_samples: rollouts started beyond `samples`; those that are last are cancelled. Favours short trajectories.
-    stop_flat_after: a group whose first so many rewards are all equal is stopped and dropped as flat. Loses rare
+    extra_samples: rollouts started beyond `samples`; the last ones are cancelled. This favours short trajectories.
+    stop_flat_after: a group whose first so many rewards are all equal is stopped and dropped as flat. This loses rare
     successes and rare failures.
-    refills: prompts that may follow one after another under a lease while a group would be dropped: the dynamic
-    sampling of DAPO (arXiv 2503.14476), bounded. Favours prompts that the policy solves sometimes.
+    refills: how many prompts may follow under a lease, one after another, while its group would be dropped. It is the
+    dynamic sampling of DAPO (arXiv 2503.14476), bounded, and favours prompts that the policy solves sometimes.
     """
 
     samples: int
@@ -71,25 +71,23 @@ class GroupConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupDecision:
-    """A group is decided: members (samples, ascending) form it, the other rollouts stop.
-
-    drop: "flat" when it was stopped early. others: the reason under which the tokens of the others are counted.
-    """
+    """The members of a group (samples, ascending); its other rollouts stop. drop: "flat" if it was stopped early."""
 
     members: tuple[int, ...]
     drop: str | None = None
 
     @property
     def waste_reason(self) -> str:
+        """The reason under which the tokens of the other rollouts are counted."""
         return self.drop or "surplus"
 
 
 class GroupProgress:
-    """Decides about one prompt's rollouts. Pure: the rewards go in as they come, at some point a decision comes out.
+    """Decides which rollouts form a group. Pure: rewards go in as they come, and at some point a decision comes out.
 
     A group is decided when `samples` rollouts were graded, when its first `stop_flat_after` rewards are equal, or when
-    every rollout has ended: failed ones then fill up what is missing. Where a GroupReward is to grade them, a rollout
-    that ended well counts as graded.
+    every rollout has ended; failed ones then make up the number. If a GroupReward is to grade them, a rollout that did
+    not fail counts as graded.
 
     >>> progress = GroupProgress(GroupConfig(samples=2, extra_samples=1))
     >>> progress.rollout_ended(2, 1.0), progress.rollout_ended(1, None), progress.rollout_ended(0, 0.0)
@@ -99,11 +97,11 @@ class GroupProgress:
     def __init__(self, config: GroupConfig) -> None:
         self.decision: GroupDecision | None = None
         self._config = config
-        self._rewards: dict[int, float] = {}  # by sample, in the order of their ends
+        self._rewards: dict[int, float] = {}  # by sample, in the order in which the rollouts ended
         self._failed: list[int] = []
 
     def rollout_ended(self, sample: int, reward: float | None) -> GroupDecision | None:
-        """A rollout ended; reward is None when it failed. Returns the decision if this decides the group."""
+        """Notes that a rollout ended; reward is None if it failed. Returns the decision if this decides the group."""
         assert self.decision is None, "the group is decided"
         assert 0 <= sample < self._config.started, sample
         assert sample not in self._rewards and sample not in self._failed, sample  # noqa: PT018
@@ -137,13 +135,14 @@ def groups(
     journal: Journal | None = None,
     make_group: MakeGroup | None = None,
 ) -> StageFunction:
-    """AdmittedPrompt -> Group, selected: with `kept`, or with the reason for its drop.
+    """Returns the stage AdmittedPrompt -> Group, which puts out selected groups: with `kept`, or a reason for the drop.
 
-    select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: what refills are drawn
-    from; when it is exhausted there are none. Each worker of the stage holds one lease at a time. What the
-    journal holds is not done again. make_group: makes the groups in place of `rollouts`, on other machines, say
-    (`engine.nodes.lead`). Raises ValueError for a GroupReward with `stop_flat_after`, which needs the rewards as the
-    rollouts end.
+    Each worker of the stage holds one lease at a time. What the journal holds is not done again.
+
+    select: pure; sets `kept` and `advantages_K`, or `drop`, which calls for a refill. prompts: the stream from which
+    refills are drawn, until it is exhausted. make_group: makes the groups in place of `rollouts`, such as on other
+    machines (`engine.nodes.lead`). Raises ValueError for a GroupReward with `stop_flat_after`, which needs the rewards
+    as the rollouts end.
     """
     if isinstance(reward, GroupReward) and config.stop_flat_after is not None:
         raise ValueError(
@@ -178,23 +177,23 @@ class _GroupRunner:
     journal: Journal
 
     def _selected(self, group: Group) -> Group:
-        """Raises WrongPart for a selection that gives another thing than the group."""
+        """Returns the group as selected. Raises WrongPart if the selection does not return a group."""
         where = f"{place_of(self.select)}, for the group of {group.prompt.id}"
         try:
             with no_exit("selection", self.select):
-                found = self.select(group)
+                selected = self.select(group)
         except Exception as error:
             add_note(error, f"in the selection {where}")
             raise
-        if not isinstance(found, Group):
+        if not isinstance(selected, Group):
             raise WrongPart(
-                f"the selection {where}, returned {found!r:.100}. Fix: return replace(group, kept=..., "
+                f"the selection {where}, returned {selected!r:.100}. Fix: return replace(group, kept=..., "
                 'advantages_K=...), or replace(group, drop="why")'
             )
-        return found
+        return selected
 
     async def run(self, admitted: AdmittedPrompt) -> Group:
-        """Prompt after prompt, until one gives something to train or no refill is left."""
+        """Makes groups of one prompt after another until one has something to train, or no refill is left."""
         prompt, waste, refills = admitted.prompt, Counter[str](), 0
         while True:
             group = self.journal.decided(admitted.lease, refills) or await self.make_group(
@@ -206,7 +205,7 @@ class _GroupRunner:
             more = group.drop is not None and refills < self.config.refills
             following = self.journal.draw(admitted.lease, refills + 1, self.prompts) if more else None
             if group.drop is None or following is None:
-                return replace(group, waste=+waste, refills=refills)  # without zeros
+                return replace(group, waste=+waste, refills=refills)  # `+` removes the zeros
             waste[group.drop] += sum(member.sampled_tokens for member in group.trajectories)
             self.timeline.instant("trajectories", f"{group.drop}: refilled", lease=admitted.lease, prompt=prompt.id)
             prompt, refills = following, refills + 1
@@ -214,7 +213,7 @@ class _GroupRunner:
 
 @dataclass(kw_only=True)
 class GroupMaker:
-    """Groups of graded trajectories on the rollouts' own fleet. journal: what it holds of a group is not done again."""
+    """Makes groups of graded trajectories on the rollouts' own fleet."""
 
     rollouts: RolloutSource
     reward: Reward | GroupReward
@@ -223,13 +222,16 @@ class GroupMaker:
 
     def __post_init__(self) -> None:
         top_p = getattr(getattr(self.rollouts, "config", None), "top_p", 1.0)
-        if top_p != 1.0:  # the log-probabilities of replicas are those of top_p 1, and no check could see another
-            raise ValueError(f"only what top_p 1 sampled can be trained (RolloutConfig.top_p), got {top_p}")
+        if top_p != 1.0:  # replicas report the log-probabilities of top_p 1, so no check would notice another value
+            raise ValueError(f"RolloutConfig.top_p must be 1 for rollouts that are trained, got {top_p}")
         self._grading = asyncio.Semaphore(self.config.graders)
-        self._numbers = count()  # not the lease: the siblings of a refill have another prompt
+        self._numbers = count()  # of groups; the lease is no such number, since a refill under it has another prompt
 
     async def __call__(self, prompt: Prompt, lease: int, refills: int, *, journal: Journal) -> Group:
-        """Starts a rollout per sample in a scope of its own; the one that decides the group cancels the others."""
+        """Starts a rollout per sample in a scope of its own; the one that decides the group cancels the others.
+
+        What the journal holds of the group is not done again.
+        """
         progress, number = GroupProgress(self.config), next(self._numbers)
         logs = [journal.log(lease, refills, sample) for sample in range(self.config.started)]
         tallies = [Tally(log.tokens) for log in logs]
@@ -238,14 +240,14 @@ class GroupMaker:
         async def run(sample: int) -> None:
             trajectory = await self._sample(prompt, sample, number, tallies[sample], logs[sample])
             if progress.decision is not None:
-                return  # its end and its cancellation crossed
+                return  # it ended just as it was cancelled
             ended[sample] = trajectory
             if progress.rollout_ended(sample, self._value(trajectory)) is not None:
                 for other, task in tasks.items():
                     if other != sample:
                         task.cancel()
 
-        # Those that the journal holds end first, in the order in which they did.
+        # The rollouts that the journal holds end first, in the same order as before.
         order = dict.fromkeys([*journal.ended(lease, refills), *range(self.config.started)])
         async with asyncio.TaskGroup() as scope:
             name = f"rollout-{number}"
@@ -264,8 +266,8 @@ class GroupMaker:
         return group
 
     async def _sample(self, prompt: Prompt, sample: int, number: int, tally: Tally, log: Log) -> Trajectory:
-        """A rollout that has ended: graded, unless that is done for the whole group."""
-        if log.finished is None or log.finished.error is not None:  # what failed by our fault gets another chance
+        """Returns a rollout that has ended, graded unless the whole group is graded together."""
+        if log.finished is None or log.finished.error is not None:  # one that failed by our fault is tried again
             trajectory = await self.rollouts.run(prompt, sample, number, tally=tally, log=log)
         else:
             trajectory = replace(log.finished, prompt=prompt)
@@ -278,14 +280,14 @@ class GroupMaker:
         return trajectory
 
     def _value(self, trajectory: Trajectory) -> float | None:
-        """What the decision about the group is told of a rollout."""
+        """Returns the reward that `GroupProgress` gets for a rollout, None if it failed."""
         if isinstance(self.reward, GroupReward):
-            return 0.0 if trajectory.error is None else None  # that there is one: its reward is not known yet
+            return 0.0 if trajectory.error is None else None  # any number will do: the reward is not known yet
         return trajectory.reward
 
 
 def _waste(decision: GroupDecision, ended: dict[int, Trajectory], tallies: list[Tally]) -> Counter[str]:
-    """Sampled tokens by reason that are in none of the members."""
+    """Returns the sampled tokens that are in none of the members, by reason."""
     waste: Counter[str] = Counter()
     for sample, tally in enumerate(tallies):
         if sample in decision.members:

@@ -2,13 +2,13 @@
 
 Invariants
 - Steps are trained in order, each once; step k gives weight version k.
-- The leases of a step come back after its weights are live and its numbers are written down, never before.
-- A run of which nothing is left to learn ends well: what is under way before this stage is cancelled, and
-  `nothing_left` says after which step (`engine.stages.empty_batches`). The batch that shows it is not trained.
-- So does one of which `enough` says after a step that it is to end.
-- The last step has a checkpoint, so that a run can go on from its end.
-- A checkpoint of a step is begun after its numbers, and which prompts were drawn, are on the disk; the journal knows
-  all that follows one of the two newest complete checkpoints.
+- The leases of a step come back after its weights are live and its metrics are written down, never before.
+- When nothing is left to learn, the run succeeds: work upstream of this stage is cancelled, and `nothing_left` says
+  after which step (`engine.stages.empty_batches`). The batch that shows it is not trained.
+- The run ends in the same way when `enough` returns a reason after a step.
+- The last step has a checkpoint, so that the run can be extended.
+- A step's checkpoint is begun after its metrics and the prompts that were drawn are on the disk. The journal keeps all
+  that follows the older of the two newest complete checkpoints.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from engine.user_parts import WrongPart, no_exit, place_of
 
 @dataclass(kw_only=True)
 class TrainStage:
-    """A stage: the list of a step's groups -> the step's number.
+    """The stage: the list of a step's groups -> the step's number. Raises NothingToTrain.
 
-    make_batch: makes a step's batch of its groups. on_trained: what the recipe does with a step's metrics once its
-    weights are live (evaluate, write down, show); until it returns nothing of a later step begins. stats: of the
-    pipeline. replicas_rest: the replicas rest while the learner trains (`Fleet.rest`); nothing may be in flight
-    then: staleness 0. state: where the learner's state goes every `checkpoint_every` steps, if anywhere. train_s:
-    seconds of training so far, without what `on_trained` took. full_reward: of a trajectory that has solved its
-    prompt. enough: asked before the first step and after each; a reason to end the run there. published: told of new
-    weights before the replicas load them. host: what the node's own process measured since it was last called
-    (`engine.telemetry.host_meter`). recording: gets a step's groups, and what the learner says of some of their
-    tokens. explain: what the selection says of its choices, for the recording. nothing_left: why the run has ended
-    before its last step, if it has. made: told of a step's groups as they come. Raises NothingToTrain.
+    make_batch: makes a step's batch from its groups. on_trained: what the recipe does with a step's metrics once its
+    weights are live (evaluate, write down, show); nothing of a later step begins until it returns. stats: the
+    pipeline's. replicas_rest: whether the replicas rest while the learner trains (`Fleet.rest`); nothing may be in
+    flight then, which takes staleness 0. state: if given, the learner's state is saved there every `checkpoint_every`
+    steps. train_s: seconds of training so far, without those of `on_trained`. full_reward: the reward of a trajectory
+    that has solved its prompt. enough: asked before the first step and after each; returns a reason to end the run
+    there. published: told of new weights before the replicas load them. host: returns what the node's own process
+    measured since the last call (`engine.telemetry.host_meter`). recording: gets a step's groups, and the learner's
+    numbers for some of their tokens. explain: explains the selection's choices, for the recording. nothing_left: why
+    the run ended before its last step, if it did. made: told of a step's groups as they come.
     """
 
     learner: LearnerProcess
@@ -81,7 +81,7 @@ class TrainStage:
         """Waits for a step's groups, the learner and the replicas, each of which has its own deadline."""
         empty, step = EmptyBatches(self.full_reward), 0
         mark = self._begin()
-        self._end_if_enough(inbox)  # a run may have been killed after it had
+        self._end_if_enough(inbox)  # a resumed run may have been killed when it had enough
         async for groups in inbox:
             following = self.leases.step_of(groups[0].lease) + 1
             self.made(following, groups)
@@ -113,7 +113,7 @@ class TrainStage:
             inbox.finish()
 
     def _begin(self) -> float:
-        """When a step begins. The peak of an evaluation before it is not its own, nor are its seconds."""
+        """Begins a step and returns the time. An evaluation before it adds nothing to its KV peak and its seconds."""
         self.fleet.kv_peak.clear()
         self._counted = self._counts()
         self._meter.begin()
@@ -121,7 +121,7 @@ class TrainStage:
         return self.timeline.now()
 
     async def _checkpoint(self, step: int, state: RunState) -> None:
-        """Begun while the next step is rolled out. The journal keeps what follows the older of the complete ones."""
+        """Checkpoints while the next step is rolled out. The journal keeps what follows the second newest one."""
         await asyncio.to_thread(state.run.sync)
         await asyncio.to_thread(state.journal.sync, state.journal.floor(step))
         await self.learner.checkpoint(state.checkpoints.of(step), step)
@@ -129,7 +129,7 @@ class TrainStage:
             state.journal.forget(complete[-2])
 
     async def _step(self, step: int, groups: Sequence[Group], mark: float) -> dict[str, float]:
-        """Trains and brings the weights to the replicas. mark: when the step before was over."""
+        """Trains a step, brings its weights to the replicas, and returns its metrics. mark: when it began."""
         now = self.timeline.now
         metrics = measure.step(groups, self.fleet.version, self.full_reward)
         ready = now()
@@ -168,14 +168,14 @@ class TrainStage:
         return {metric.KV_PREEMPTIONS: self.fleet.preemptions, metric.REPLICAS_DEATHS: self.fleet.deaths}
 
     async def _learn(self, step: int, groups: Sequence[Group]) -> tuple[Trained, Floats, Mapping[int, LearnerNumbers]]:
-        """The learner's turn; the replicas rest meanwhile where they share its devices."""
+        """Trains a step; the replicas rest meanwhile if they share the learner's devices."""
         resting = self.fleet.rest() if self.replicas_rest else nullcontext()
         async with resting, asyncio.TaskGroup() as tasks:
             batch = self._made_batch(step, groups)
             rows = [] if self.recording is None else self.recording.begin(step, groups, batch, self.explain)
             learning = tasks.create_task(self._train(batch, step, rows), name="train")
             await asyncio.sleep(0)
-            gc.collect()  # while the learner has the cores, and nothing waits for this process
+            gc.collect()  # the learner has the cores now, and nothing waits for this process
         return learning.result()
 
     def _made_batch(self, step: int, groups: Sequence[Group]) -> Batch:
@@ -184,7 +184,7 @@ class TrainStage:
         if not isinstance(batch, Batch):
             raise WrongPart(
                 f"make_batch, {place_of(self.make_batch)}, returned {batch!r:.100} in step {step}. "
-                "Fix: return Batch.of(step, trajectories, advantages), as that of algo.group.batch does"
+                "Fix: return Batch.of(step, trajectories, advantages), as make_batch of algo.group.batch does"
             )
         return batch
 
@@ -196,8 +196,8 @@ class TrainStage:
         return *await self.learner.train(batch, version=step), {}
 
     def _pace(self, step: int, metrics: dict[str, float], rollout_s: float, step_s: float) -> dict[str, float]:
-        """Rates of a step. One that was begun before the run was resumed has none: when its rollouts took place is not
-        known.
+        """Returns the rates of a step. A step that was begun before the run was resumed has none, because the times of
+        its rollouts are unknown.
         """
         resumed = self.state.journal.held_of(step - 1) if self.state is not None else 0
         if resumed:
