@@ -13,9 +13,9 @@ _FOLDERS = ("engine", "sandbox", "algo", "recipes")
 
 
 def build_of(recipe: Path) -> Build:
-    """recipe: its file, which counts even where it lies elsewhere."""
-    found = {name: str(version) for name, version in versions().items() if name != "platform"}
-    return Build(protocol=PROTOCOL, code=_code(recipe), versions=found)
+    """Returns the build of this machine. recipe: its file, which counts even if it lies outside of our folders."""
+    packages = {name: str(version) for name, version in versions().items() if name != "platform"}
+    return Build(protocol=PROTOCOL, code=_code(recipe), versions=packages)
 
 
 def _code(recipe: Path) -> str:

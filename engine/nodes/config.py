@@ -1,4 +1,4 @@
-"""How the lead of a run listens for rollout nodes, and how a node finds it."""
+"""The configurations of a run's lead, which listens for rollout nodes, and of a node, which connects to it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _NAME = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeadConfig:
-    """recipe, options: what the nodes run: the recipe's file, and `field=value` for each that differs."""
+    """recipe, options: what the nodes run: the recipe's file, and `field=value` for each option that differs."""
 
     listen: str
-    """Address where nodes join: tcp://0.0.0.0:5700, for all of this machine's."""
+    """Address where nodes join; tcp://0.0.0.0:5700 stands for all addresses of this machine."""
     keys: Path | None
     """Folder made by `rocstar keys`; needed for nodes on other machines."""
     recipe: Path
     options: tuple[str, ...]
     nodes_only: bool = False
-    """The lead's own replicas make no groups; they evaluate, and agree on the first weights."""
+    """The lead's own replicas make no groups; they evaluate, and check the first weights."""
     deltas: bool = False
-    """Nodes pull what has changed of the weights, where that is less: for slow links."""
+    """Nodes pull only what has changed of the weights, if that is less: for slow links."""
     learner: LearnerHosts | None = None
-    """Where the learner's ranks are on several hosts."""
+    """The learner's hosts, if its ranks are on several."""
 
     def __post_init__(self) -> None:
         check_address("nodes", self.listen)
         if self.keys is None and not stays_here(self.listen):
             raise ValueError(
-                f"nodes_keys must be set for nodes={self.listen}, beyond this machine. "
+                f"nodes_keys must be set for nodes={self.listen}, which other machines can reach. "
                 "Fix: make keys with `rocstar keys FOLDER`, or listen on tcp://127.0.0.1:5700"
             )
         if self.keys is not None:
-            load_node(self.keys)  # its own checks, before anything starts
+            load_node(self.keys)  # raises for unusable keys before anything starts
         if self.learner is not None:
             check_meeting(self.learner.at)
 
@@ -67,19 +67,19 @@ class NodeConfig:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError unless a node can be called so in metrics, notes and on the page."""
+    """Raises ValueError unless a node can have this name in metrics, in notes and on the page."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"name must be 1 to 100 letters, digits and any of . _ : -, got {name[:100]!r}. Fix: name=one")
 
 
 def launcher(learner: LearnerHosts, *, host: str | None = None) -> tuple[str, ...]:
-    """The learner's launcher on one of its hosts. host: a name that no other host has; None on the lead's."""
-    words = [f"--hosts={learner.hosts}", f"--at={learner.at}", f"--run={learner.run}"]
-    return (*LAUNCHER, *words, *([f"--host={host}"] if host else []))
+    """Returns the learner's launcher for one of its hosts. host: a name that no other host has; None on the lead's."""
+    options = [f"--hosts={learner.hosts}", f"--at={learner.at}", f"--run={learner.run}"]
+    return (*LAUNCHER, *options, *([f"--host={host}"] if host else []))
 
 
 def node_command(listen: str, keys: Path | None) -> str:
-    """Returns what is run on each node of a lead that listens there."""
+    """Returns the command that starts a node of a lead that listens there."""
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
     lead = f"tcp://{socket.gethostname() if host in ('0.0.0.0', '*', '[::]') else host}:{port}"
     rocstar = Path(sys.executable).with_name("rocstar")
@@ -87,30 +87,30 @@ def node_command(listen: str, keys: Path | None) -> str:
 
 
 def check_address(name: str, address: str) -> None:
-    """Raises ValueError unless it is tcp://HOST:PORT, an IPv6 address in brackets."""
+    """Raises ValueError unless the address is tcp://HOST:PORT, with brackets around an IPv6 host."""
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    named = host and (":" not in host or (host[0], host[-1]) == ("[", "]"))  # IPv6 in brackets
+    named = host and (":" not in host or (host[0], host[-1]) == ("[", "]"))
     whole = address.startswith("tcp://") and named and colon
     if not whole or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{name} must be tcp://HOST:PORT, got {address!r}")
 
 
 def check_meeting(at: str) -> None:
-    """Raises ValueError unless the learner's hosts can meet at HOST:PORT, and nobody by another address.
+    """Raises ValueError unless HOST:PORT is at one address of this machine, which the learner's other hosts can reach.
 
-    Whoever reaches that port can run code in the ranks, so it is open at one address only, and never at all of them.
+    Whoever reaches that port can run code in the ranks, so it is never open at all addresses.
     """
     host = at.rpartition(":")[0]
     what = f"learner_at must be HOST:PORT with an address of this machine, got {at!r}"
     try:
         with socket.create_server((host, 0)) as probe:
-            found = ipaddress.ip_address(probe.getsockname()[0])
+            bound = ipaddress.ip_address(probe.getsockname()[0])
     except OSError as error:
         raise ValueError(f"{what}: {error.strerror or error}") from None
-    if host in ("", "*") or found.is_unspecified:
+    if host in ("", "*") or bound.is_unspecified:
         raise ValueError(
             f"{what}, which is all of them: whoever reaches the port can run code here. "
             "Fix: the address by which the learner's other hosts reach this one"
         )
-    if found.is_loopback and host != "localhost" and host != str(found):
-        raise ValueError(f"{what}, which other hosts do not reach: here it means {found}. Fix: the address itself")
+    if bound.is_loopback and host != "localhost" and host != str(bound):
+        raise ValueError(f"{what}, which other hosts do not reach: here it means {bound}. Fix: the address itself")

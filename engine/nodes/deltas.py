@@ -1,9 +1,10 @@
-"""What has changed between two versions of the weights, block by block, for links that are slow.
+"""Deltas between two versions of the weights, block by block, for slow links.
 
-A delta is a block after another: its length (uint32, little-endian) and that many bytes: zlib of old XOR new. Length 0:
-the block is as it was. Weights of bfloat16 change little from step to step, those of float32 nearly all.
+A delta is a sequence of blocks. Each has a length (uint32, little-endian) and that many bytes, which are old XOR new
+compressed by zlib; length 0 stands for an unchanged block. From step to step few weights change in bfloat16, and nearly
+all in float32.
 
-Invariant: `apply` gives the new file bit by bit, or raises: the whole has a hash.
+Invariant: `apply` gives the new file bit by bit or raises, because the whole file has a hash.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import numpy as np
 from engine.nodes.messages import FileInfo
 
 BLOCK_BYTES = 1 << 20
-WORTH = 0.8  # of the whole: a delta that is larger is not sent
+WORTH = 0.8  # a delta larger than this share of the whole file is not sent
 _LENGTH = struct.Struct("<I")
 
 
 class NotTheSame(ValueError):
-    """The delta is not of this file, or its result is not the new one."""
+    """The delta does not fit this file, or its result is not the new file."""
 
 
 def write(old: Path, new: Path, delta: Path) -> str | None:
-    """Writes the delta; returns the SHA-256 of the new file, or None where a delta is not worth it (and is not there).
+    """Writes the delta and returns the SHA-256 of the new file. If a delta is not worth it, returns None without one.
 
-    Takes a second for some 50 MB that have changed.
+    It takes a second for some 50 MB of changed weights.
     """
     size = new.stat().st_size
     if old.stat().st_size != size:
@@ -50,7 +51,7 @@ def write(old: Path, new: Path, delta: Path) -> str | None:
 
 
 def apply(old: Path, delta: Path, info: FileInfo, new: Path) -> None:
-    """Makes the new file, which info describes. Raises NotTheSame, and leaves nothing then."""
+    """Makes the new file, which info describes. Raises NotTheSame, and leaves no file then."""
     digest = hashlib.sha256()
     try:
         with old.open("rb") as before, delta.open("rb") as changes, new.open("wb") as file:
@@ -62,12 +63,12 @@ def apply(old: Path, delta: Path, info: FileInfo, new: Path) -> None:
                 digest.update(block)
                 file.write(block)
         if digest.hexdigest() != info.sha256:
-            raise NotTheSame(f"{info.name}: what a delta gives has another SHA-256 than the lead's file")
+            raise NotTheSame(f"{info.name}: the result of a delta has another SHA-256 than the lead's file")
     except (NotTheSame, ValueError, zlib.error, struct.error) as error:
         new.unlink(missing_ok=True)
         raise NotTheSame(str(error)) from error
 
 
 def _xor(one: bytes, other: bytes) -> bytes:
-    """Raises ValueError for blocks of two sizes."""
+    """Raises ValueError for blocks of different sizes."""
     return np.bitwise_xor(np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)).tobytes()

@@ -1,12 +1,12 @@
 """Where the lead listens: a ROUTER socket with its keys, the files that may be pulled, and the answer to `Ask`.
 
-It is open before the run's parts are: the learner's ranks on other hosts come through it.
+It opens before the run's parts do, because the learner's ranks on other hosts come through it.
 
 Invariants
-- Without keys only this machine can connect; with keys only nodes whose public key is in the folder. Who is turned away
-  is named in the run's notes: each kind of refusal once, and again when it has come ten times as often. One that is
-  repeated for ever leaves room for the others.
-- What comes before somebody is there to take it is dropped; whoever waits for an answer asks again.
+- Without keys only this machine can connect; with keys only nodes whose public key is in the folder. The run's notes
+  name who is turned away: each kind of refusal once, and again when it has come ten times as often. So one that comes
+  again and again leaves room for the others.
+- Messages are dropped until a receiver is attached. Nodes repeat those that need an answer.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from engine.recipe import name_of
 from sandbox.keys import guard, load_node
 from sandbox.mailbox import Mailbox
 
-REFUSALS = 100  # lines about strangers, after which new kinds are only counted
-_BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+REFUSALS = 100  # after so many notes about refusals, new kinds are only counted
+_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class ListenFailed(RuntimeError):
@@ -54,7 +54,7 @@ Receiver = Callable[[bytes, Hello | NodeBeat | Happened | Numbered], None]
 
 
 class Door:
-    """`async with Door(...) as door`. checkpoint: the folder whose files nodes pull. note: a line for the user."""
+    """`async with Door(...) as door`. checkpoint: the folder whose files nodes pull. note: gets lines for the user."""
 
     def __init__(self, config: LeadConfig, *, checkpoint: Path, note: Callable[[str], None]) -> None:
         self.files = FileServer()
@@ -62,7 +62,7 @@ class Door:
         self._receiver: Receiver = lambda address, message: None
         self._failed: Callable[[Exception], None] = _raise
         self._config, self._checkpoint, self._note = config, checkpoint, note
-        self._times: Counter[str] = Counter()  # of each line about strangers
+        self._times: Counter[str] = Counter()  # how often each refusal has come
         self._lines = 0
 
     async def __aenter__(self) -> Self:
@@ -108,8 +108,8 @@ class Door:
         self._watch_handshakes(stack)
 
     def _watch_handshakes(self, stack: AsyncExitStack) -> None:
-        """Connections that end before they have shown a key: of another protocol, or for another lead."""
-        monitor = self._mailbox.socket.get_monitor_socket(_BROKEN_OFF)
+        """Counts connections that end before they show a key: those of another protocol, or for another lead."""
+        monitor = self._mailbox.socket.get_monitor_socket(_HANDSHAKE_FAILED)
         loop, file = asyncio.get_running_loop(), int(monitor.getsockopt(zmq.FD))
 
         def read() -> None:
@@ -135,7 +135,7 @@ class Door:
         try:
             message = decode_to_lead(b"".join(rest))
         except BadMessage as error:
-            self._refuse(f"a message is none of this protocol: {error}")
+            self._refuse(f"a message is not of this protocol: {error}")
             return
         try:
             match message:
@@ -145,7 +145,7 @@ class Door:
                     self.post(address, self.job)
                 case _:
                     self._receiver(address, message)
-        except Exception as error:  # in a callback, where it would only be logged
+        except Exception as error:  # this is a callback, whose exceptions would only be logged
             self._failed(error)
 
     def _turned_away(self, address: str) -> None:

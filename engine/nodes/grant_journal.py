@@ -1,4 +1,4 @@
-"""The journal of one granted group: what is known of it, in memory; what is new goes to the lead's journal."""
+"""The journal of one granted group. It keeps the known records in memory, and passes new ones on to the lead."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from engine.run.journal import Journal
 from engine.run.journal_records import Decided, Ended, Grown, Piece, Record
 from engine.types import Group, Segment, Trajectory
 
-_ROUNDED = 1e-3  # a log-probability is not positive, but for rounding
-_MOST = 2**31  # of whatever counts samples or tokens: arrays have them as int32
+_ROUNDED = 1e-3  # rounding makes a log-probability positive by less than this
+_MOST = 2**31  # numbers of samples and tokens are below it, because arrays hold them as int32
 
 
 class NotOfAGroup(ValueError):
-    """A record that cannot follow those that are there; the message says why."""
+    """A record cannot follow those that are held; the message says why."""
 
 
 class GrantJournal(Journal):
@@ -39,8 +39,9 @@ class GrantJournal(Journal):
         self._written(record)
 
     def check(self, record: Record) -> None:
-        """Raises NotOfAGroup unless it can follow what is held. Only its shape is looked at: who has the key of a node
-        is believed what was sampled there.
+        """Raises NotOfAGroup unless the record can follow those that are held.
+
+        Only its shape is checked: a node with a key is trusted about what was sampled there.
         """
         match record:
             case Grown():
@@ -52,14 +53,14 @@ class GrantJournal(Journal):
             case Decided():
                 ended = {sample for sample in record.members if self._has_ended(record, sample)}
                 if len(ended) < len(record.members):
-                    raise NotOfAGroup(f"a decision for members {record.members}, of which {sorted(ended)} have ended")
+                    raise NotOfAGroup(f"the decision names {record.members}, of which only {sorted(ended)} have ended")
 
     def _has_ended(self, record: Decided, sample: int) -> bool:
         return self.log(record.lease, record.attempt, sample).finished is not None
 
 
 def group_of(records: Iterable[Record]) -> Group:
-    """The group that these records, of which the last one is the decision, have made."""
+    """Returns the group that these records have made; the last one is the decision."""
     *_, decided = records = list(records)
     assert isinstance(decided, Decided), decided
     group = GrantJournal(records).decided(decided.lease, decided.attempt)
@@ -79,11 +80,11 @@ def _check_trajectory(trajectory: Trajectory, sample: int) -> None:
 def _check_tokens(part: Piece | Trajectory | Segment) -> None:
     lengths = {len(part.token_ids_T), len(part.sampled_T), len(part.logprobs_T), len(part.versions_T)}
     if len(lengths) > 1:
-        raise NotOfAGroup(f"arrays of {sorted(lengths)} tokens, which should be as many")
+        raise NotOfAGroup(f"its arrays have {sorted(lengths)} tokens, and should have equally many")
     if np.any(part.token_ids_T < 0):
-        raise NotOfAGroup(f"a token {part.token_ids_T.min()}")
-    if not np.all(part.logprobs_T < _ROUNDED):  # nan is not either
-        raise NotOfAGroup(f"a log-probability {part.logprobs_T.max()}")
+        raise NotOfAGroup(f"a token id is {part.token_ids_T.min()}")
+    if not np.all(part.logprobs_T < _ROUNDED):  # nan fails this too
+        raise NotOfAGroup(f"a log-probability is {part.logprobs_T.max()}")
     for turn in part.turns:
         _check_count("start of a turn", turn.start)
         _check_count("end of a turn", turn.end)
@@ -91,4 +92,4 @@ def _check_tokens(part: Piece | Trajectory | Segment) -> None:
 
 def _check_count(name: str, value: int) -> None:
     if not 0 <= value < _MOST:
-        raise NotOfAGroup(f"{name} {value}")
+        raise NotOfAGroup(f"the {name} is {value}")

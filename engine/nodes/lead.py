@@ -1,8 +1,8 @@
-"""The lead's shell: its door, the journal and the lead's own replicas around `LeadProtocol`.
+"""The lead's shell around `LeadProtocol`: its door, the journal and the lead's own replicas.
 
 Invariants
-- A record that comes from a node is in the run's journal before the group is made of it: a lead that is killed and
-  started again goes on from what its nodes had told it.
+- A node's record is in the run's journal before a group is made from it, so a lead that is killed and started again
+  goes on from what its nodes had sent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BYE_BEATS = 30  # tenths of a beat, for nodes to hear that the run has ended
 
 @dataclass(kw_only=True)
 class Published:
-    """A version of the weights as nodes pull it. names: of the files that are offered, the whole one first."""
+    """A version of the weights as nodes pull it. names: the offered files by name, the whole one first."""
 
     version: int
     names: dict[str, Path]
@@ -55,13 +55,12 @@ class Published:
 
 
 class Lead:
-    """`async with Lead(...) as lead`, then `attempt` in place of a local one (`engine.stages.group.groups`).
+    """`async with Lead(...) as lead`, then `lead.make_group` makes the groups (`engine.stages.group.groups`).
 
-    folder: on the file system of the published weights, where the newest
-    stay linked as long as nodes may pull them. min_version: of a lease, the oldest weights that its tokens may be of.
-    kv_tokens: (room, free) of the lead's own replicas. rolling: nodes load new weights in turns, while others still
-    sample under the older ones. note: a line for the user. recording: gets what happens on the nodes, and which of them
-    made a group.
+    folder: a folder on the file system of the published weights, which stay linked there as long as nodes may pull
+    them. min_version: returns the oldest version that may sample for a lease. kv_tokens: returns (room, free) of the
+    lead's own replicas. rolling: whether nodes load new weights in turns, while others still sample under older ones.
+    note: gets lines for the user. recording: gets what happens on the nodes, and which of them made a group.
     """
 
     def __init__(
@@ -88,11 +87,11 @@ class Lead:
         self._kv_tokens, self._version, self._rolling, self._note = kv_tokens, version, rolling, note
         self._book = NodeBook(timeline)
         self._files = door.files
-        self._weights: Published | None = None  # what nodes pull
+        self._weights: Published | None = None  # the newest, which nodes pull
         self._made: dict[Key, asyncio.Future[Group]] = {}
-        self._known: dict[Key, GrantJournal] = {}  # of the groups that are made
-        self._sizes: Counter[Key] = Counter()  # their tokens
-        self._here: dict[Key, asyncio.Task[None]] = {}
+        self._known: dict[Key, GrantJournal] = {}  # of the groups under way
+        self._sizes: Counter[Key] = Counter()  # tokens of the groups under way
+        self._here: dict[Key, asyncio.Task[None]] = {}  # the groups of the lead's own replicas
 
     async def __aenter__(self) -> Self:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -127,7 +126,7 @@ class Lead:
             raise first_error(failures) from failures
 
     def publish(self, weights: PublishedWeights) -> None:
-        """Nodes are told of them, and pull them. Never waits; the learner's file may go as soon as this returns."""
+        """Announces weights for nodes to pull, without waiting. Then the learner's file may be deleted."""
         name = f"weights-{weights.version}"
         link = self._folder / f"nodes-{name}.safetensors"
         os.link(weights.path, link)
@@ -140,14 +139,14 @@ class Lead:
         self._tasks.create_task(self._publish_delta(weights, self._weights, before), name=f"delta-{weights.version}")
 
     async def _publish_delta(self, weights: PublishedWeights, now: Published, before: Published) -> None:
-        """Announces them when it is known what has changed."""
+        """Announces weights once it is known what has changed."""
         path = self._folder / f"nodes-delta-{now.version}"
         try:
             digest = await asyncio.to_thread(deltas.write, before.link, now.link, path)
         finally:
             self._forget(before)
         if now is not self._weights:
-            path.unlink(missing_ok=True)  # there are newer ones already
+            path.unlink(missing_ok=True)  # newer weights are there already
             return
         if digest is not None:
             now.names[path.name] = path
@@ -157,14 +156,14 @@ class Lead:
     def _announce(
         self, weights: PublishedWeights, now: Published, *, delta: Path | None = None, digest: str = "", base: int = -1
     ) -> None:
-        found = now.link.stat()
+        stat = now.link.stat()
         self.protocol.announce(
             Announce(
                 version=weights.version,
-                file=FileInfo(name=next(iter(now.names)), size_bytes=found.st_size, sha256=digest),
+                file=FileInfo(name=next(iter(now.names)), size_bytes=stat.st_size, sha256=digest),
                 canary=np.ascontiguousarray(weights.canary, np.float32).tobytes(),
                 path=str(now.link),
-                inode=found.st_ino,
+                inode=stat.st_ino,
                 at_once=not self._rolling,
                 delta=None if delta is None else FileInfo(name=delta.name, size_bytes=delta.stat().st_size),
                 base=base,
@@ -172,16 +171,16 @@ class Lead:
         )
 
     def beat_here(self) -> None:
-        """The lead's own replicas have changed: their weights, or the room that they have."""
+        """Tells the protocol which weights the lead's own replicas have, and how much room."""
         if not self._config.nodes_only:
             self.protocol.beat_here(version=self._version(), free_tokens=self._kv_tokens()[1])
 
     def make_here_with(self, maker: GroupMaker) -> None:
-        """The replicas of this machine make their groups by `maker`."""
+        """Sets the maker of groups for the lead's own replicas."""
         self._maker_here = maker
 
     async def make_group(self, prompt: Prompt, lease: int, refills: int) -> Group:
-        """The group of this prompt, made by whoever has the room. Waits until somebody has made it."""
+        """Returns the group of this prompt. Waits until a node with room, or the lead's own replicas, have made it."""
         key = Key(lease, refills)
         known = [Drawn(lease=lease, attempt=refills, position=0, prompt=prompt), *self._journal.records(*key)]
         self._made[key] = asyncio.get_running_loop().create_future()
@@ -200,17 +199,17 @@ class Lead:
             self.protocol.withdraw(key)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of each node since this was last asked."""
+        """Returns the metrics of each node since the last call."""
         return self._book.metrics(self.protocol.nodes, version=self._version())
 
     async def bye(self) -> None:
-        """The run has ended, and so do its nodes. Waits a moment for them to hear it."""
+        """Tells the nodes that the run has ended, and waits a moment for them to acknowledge it."""
         self.protocol.bye()
         for _ in range(BYE_BEATS):
             if self.protocol.unheard:
                 await asyncio.sleep(BEAT_S / 10)
 
-    # What the protocol calls (engine.nodes.lead_protocol.LeadEvents)
+    # The methods that the protocol calls (engine.nodes.lead_protocol.LeadEvents)
 
     def record(self, key: Key, record: bytes) -> int | None:
         try:
@@ -218,7 +217,7 @@ class Lead:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec lets the last two through
             raise BadMessage(str(error)) from None
         if (decoded.lease, decoded.attempt) != key or isinstance(decoded, Drawn):
-            raise BadMessage(f"a {type(decoded).__name__} of lease {decoded.lease} under that of {key.lease}")
+            raise BadMessage(f"a {type(decoded).__name__} of lease {decoded.lease} under lease {key.lease}")
         try:
             self._known[key].check(decoded)
         except NotOfAGroup as error:
@@ -251,7 +250,7 @@ class Lead:
 
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
         if self._ended:
-            return  # what is cancelled makes room for what is cancelled next
+            return  # the end cancels each group, which makes room for the next one
         task = self._tasks.create_task(self._make_here(key, epoch, records), name=f"group-{key.lease}-{key.attempt}")
         self._here[key] = task
 
@@ -282,7 +281,7 @@ class Lead:
             self._failure.set_exception(error)
 
     async def _fail(self) -> None:
-        """Ends the run for what a callback has raised."""
+        """Ends the run with the exception that a callback has raised."""
         await self._failure
 
     async def _beat(self) -> None:
@@ -296,7 +295,7 @@ class Lead:
         self._weights = None
 
     def _forget(self, published: Published | None) -> None:
-        """Nobody may pull them any more."""
+        """Withdraws weights that nobody may pull any more, and deletes their files."""
         for name, path in published.names.items() if published is not None else ():
             self._files.withdraw(name)
             path.unlink()

@@ -1,11 +1,11 @@
-"""What the lead does with each message: sessions, grants, records, fences. No socket and no clock: a shell posts what
-it says and calls `tick` each second.
+"""What the lead does with each message: sessions, grants, records, fences. It has no socket and no clock: a shell posts
+its messages and calls `tick` each second.
 
 Invariants
-- The records of an attempt that were accepted are those of one rollout after another in order: what comes under an
-  older epoch is dropped. A grant carries all that were accepted before.
-- Each attempt that is wanted gives `group` once, or is withdrawn.
-- Whoever is not of this build is refused with the difference; whose session is over is told so.
+- The accepted records of an attempt continue one another: a record under an older epoch is dropped, and a grant carries
+  all records that were accepted before it.
+- For each wanted attempt `group` is called once, unless it is withdrawn.
+- A node of another build is refused with the difference. A node whose session is over is told so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from engine.nodes.messages import (
     encode,
 )
 
-MOST = 1 << 50  # tokens or replicas that a node may say that it has
+MOST = 1 << 50  # a node must claim fewer tokens, and fewer replicas
 HERE = b""  # the session of the lead's own replicas
 
 
@@ -49,23 +49,23 @@ class LeadEvents(Protocol):
     """What the protocol calls as things happen."""
 
     def record(self, key: Key, record: bytes) -> int | None:
-        """A record to be written down. Returns the tokens of the group where this one ends it. BadMessage for none."""
+        """Writes a record down. Returns the group's tokens if the record ends it. Raises BadMessage for a bad one."""
         ...
 
     def group(self, key: Key, name: str) -> None:
-        """The group is made. name: of the node that made it, "" for the lead itself."""
+        """The group is made. name: the node that made it, "" for the lead itself."""
         ...
 
     def happened(self, name: str, segment: bytes) -> None:
-        """What a node noted of itself, for the run's record."""
+        """A node sent what happened there, for the run's record."""
         ...
 
     def granted(self, key: Key, node: str) -> None:
-        """The node of this name is to make it."""
+        """The group is granted to the node of this name."""
         ...
 
     def start_here(self, key: Key, epoch: int, records: list[bytes]) -> None:
-        """The lead's own replicas are to make it."""
+        """The group is granted to the lead's own replicas."""
         ...
 
     def stop_here(self, key: Key) -> None: ...
@@ -77,14 +77,14 @@ class LeadEvents(Protocol):
 
 @dataclass(slots=True)
 class _Peer:
-    """address: of its newest connection."""
+    """A node with a session. address: that of its newest connection."""
 
     address: bytes
     link: Link
 
 
 class LeadProtocol:
-    """gather: beats that pass before anything is granted: after a restart nodes come back with what they had begun."""
+    """gather: beats before the first grant. After a restart nodes come back in them with what they had begun."""
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class LeadProtocol:
         self._events = events
         self._peers: dict[bytes, _Peer] = {}
         self._tokens: dict[bytes, int] = {}
-        self._over: set[bytes] = set()  # sessions
+        self._over: set[bytes] = set()  # sessions that are over
         self._records: dict[Key, list[bytes]] = {}
         self._announced: Announce | None = None
 
     @property
     def tokens(self) -> int:
-        """Sampled by all nodes that ever were."""
+        """The tokens that all nodes have sampled, also those that have left."""
         return sum(self._tokens.values())
 
     @property
@@ -123,13 +123,13 @@ class LeadProtocol:
         self._decide()
 
     def want(self, key: Key, *, min_version: int, records: list[bytes]) -> None:
-        """The group of this attempt is to be made. records: its prompt, and what is known of its trajectories."""
+        """Has the group of this attempt made. records: its prompt, and what is known of its trajectories."""
         self._records[key] = list(records)
         self.ledger.want(key, min_version=min_version)
         self._decide()
 
     def withdraw(self, key: Key) -> None:
-        """Nobody waits for it any more. Idempotent."""
+        """Stops an attempt for which nobody waits any more. Idempotent."""
         self._records.pop(key, None)
         granted = self.ledger.withdraw(key)
         if granted is None:
@@ -146,17 +146,17 @@ class LeadProtocol:
             self._order(session, announce)
 
     def bye(self) -> None:
-        """The run has ended."""
+        """Tells all nodes that the run has ended."""
         for session in list(self._peers):
             self._order(session, Bye())
 
     @property
     def unheard(self) -> int:
-        """Nodes that have not said that they have all that was sent to them."""
+        """How many nodes have not acknowledged all that was sent to them."""
         return sum(peer.link.waiting_bytes > 0 for peer in self._peers.values())
 
     def tick(self) -> None:
-        """Each second of the lead's."""
+        """Fences silent nodes and grants what waits. It is called each second of the lead's."""
         for session in self.ledger.tick():
             self._fence(session, "was silent")
         self._gather = max(0, self._gather - 1)
@@ -181,12 +181,12 @@ class LeadProtocol:
                         self._numbered(message)
 
     def here(self, key: Key, epoch: int, record: bytes) -> None:
-        """A record of a group that the lead's own replicas make."""
+        """Takes a record of a group that the lead's own replicas make."""
         self._take(HERE, Record(lease=key.lease, attempt=key.attempt, epoch=epoch, record=record))
 
     def _hello(self, address: bytes, hello: Hello) -> None:
         session = hello.session
-        if session in self._peers:  # said twice
+        if session in self._peers:  # a repeated hello
             self._peers[session].address = address
         elif session in self._over or session == HERE:
             self._post(address, Fenced(session=session))
@@ -224,7 +224,7 @@ class LeadProtocol:
         try:
             self._take(message.session, decode_record(body))
         except BadMessage as error:
-            self._fence(message.session, f"sent what is no record: {error}")
+            self._fence(message.session, f"sent a bad record: {error}")
 
     def _take(self, session: bytes, message: Record) -> None:
         key = Key(message.lease, message.attempt)
@@ -244,7 +244,7 @@ class LeadProtocol:
         back = self.ledger.leave(session)
         peer = self._peers.pop(session)
         self._over.add(session)
-        self._events.note(f"node {member.name} {why}; {len(back)} groups that it had are given to others")
+        self._events.note(f"node {member.name} {why}; its {len(back)} groups go to others")
         self._post(peer.address, Fenced(session=session))
         self._decide()
 
@@ -272,18 +272,18 @@ class LeadProtocol:
 
 
 def unfit(hello: Hello) -> str | None:
-    """Why nobody can take part as this node; None: it can."""
+    """Returns why nobody can take part as this node, None if it can."""
     try:
         check_name(hello.name)
     except ValueError as error:
         return str(error)
     if not 0 <= hello.capacity_tokens < MOST or not 0 < hello.replicas < MOST:
-        return f"it says that it has {hello.replicas} replicas with room for {hello.capacity_tokens} tokens"
+        return f"it claims {hello.replicas} replicas with room for {hello.capacity_tokens} tokens"
     return None
 
 
 def difference(lead: Build, node: Build) -> str | None:
-    """Why a node of this build cannot take part; None: it can."""
+    """Returns why a node of this build cannot take part, None if it can."""
     if lead.protocol != node.protocol:
         return f"the lead speaks protocol {lead.protocol}, the node {node.protocol}. Fix: the same version on both"
     for name in sorted({*lead.versions, *node.versions}):

@@ -1,13 +1,13 @@
 """Which node has which group lease. Pure: events go in, grants and fences come out.
 
 Invariants
-- An attempt of a lease is granted to one member at a time, under an epoch that was never given before; only what comes
-  under the last epoch counts.
+- An attempt of a lease is granted to one member at a time, under an epoch that was never given before; only records
+  under the last epoch count.
 - An attempt that is wanted is waiting, granted, or finished. A member that leaves or is fenced gives back all that it
   had.
 - An attempt goes only to a member whose live weights are recent enough for its step.
-- Only so many nodes load new weights at once that a quarter of all replicas pauses, or one. A node counts once: a
-  session that a newer one of its name replaced has no replicas and no place among those that load.
+- Nodes load new weights in turns, so that at most a quarter of all replicas pauses at once, or one. A node counts once:
+  a session that was replaced by a newer one of its name counts no replicas and loads nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from engine.fleet.config import PAUSED_SHARE
 
-SILENT_BEATS = 5  # without a sign of life, after which a node is fenced
-KEPT_BEATS = 3  # of a new session, after which a node drops what it had begun before and was not granted again
-ALIVE_BEATS = 3  # of a session after a newer one of its name came: it is another node of that name, not a dead one
+SILENT_BEATS = 5  # after so many beats without a sign of life, a node is fenced
+KEPT_BEATS = 3  # after so many beats of a new session, a node drops what it had begun before and was not granted again
+ALIVE_BEATS = 3  # a session that beats so often after a newer one of its name came is another node, not a dead one
 
 
 class Key(NamedTuple):
@@ -39,10 +39,12 @@ class Granted:
 
 @dataclass(kw_only=True, slots=True)
 class Member:
-    """A node with a session. version: of its live weights; pulled: of those that it has a copy of; loading: the version
-    that it was told to load. free_tokens: of its KV caches, at its last beat; since: what was granted after that. held:
-    epochs by attempt. kept: attempts that it has begun under a session before. silent: beats of the lead since it was
-    heard. replaced: beats that it had sent when a newer session of its name came.
+    """A node with a session.
+
+    version: that of its live weights. pulled: the newest version of which it has a copy. loading: the version that it
+    was told to load. free_tokens: free in its KV caches at its last beat. since: what was granted after that beat.
+    held: epochs by attempt. kept: attempts that it had begun under an earlier session. silent: beats of the lead since
+    its last message. replaced: how many beats it had sent when a newer session of its name came, None without one.
     """
 
     session: bytes
@@ -59,11 +61,11 @@ class Member:
     beats: int = 0
     replaced: int | None = None
     silent: int = 0
-    lasting: bool = False  # the lead's own replicas: never fenced
+    lasting: bool = False  # whether it is the lead's own replicas, which are never fenced
 
     @property
     def pausing(self) -> int:
-        """Replicas that pause at once while it loads weights."""
+        """How many replicas pause at once while it loads weights."""
         return max(1, int(PAUSED_SHARE * self.replicas))
 
     @property
@@ -73,7 +75,7 @@ class Member:
 
 
 class Ledger:
-    """group_tokens: what a group may take at most, which is expected of it until some have ended.
+    """group_tokens: the most tokens that a group may take. So many are expected until some groups have ended.
 
     >>> ledger = Ledger(group_tokens=100)
     >>> ledger.join(b"a", "one", capacity_tokens=1000)
@@ -92,8 +94,8 @@ class Ledger:
         self.members: dict[bytes, Member] = {}
         self._group_tokens = group_tokens
         self._finished, self._finished_tokens = 0, 0
-        self._waiting: dict[Key, int] = {}  # the least version
-        self._granted: dict[Key, tuple[Granted, int]] = {}  # with the least version
+        self._waiting: dict[Key, int] = {}  # min_version by attempt
+        self._granted: dict[Key, tuple[Granted, int]] = {}  # with min_version
         self._epochs = itertools.count(1)
 
     @property
@@ -130,7 +132,7 @@ class Ledger:
         )
 
     def leave(self, session: bytes) -> list[Key]:
-        """Its session is over; what it had waits again, and is returned."""
+        """Ends a session. Returns the attempts that it had, which wait again."""
         member = self.members.pop(session, None)
         back = sorted(member.held) if member is not None else []
         for key in back:
@@ -138,7 +140,7 @@ class Ledger:
         return back
 
     def heard(self, session: bytes) -> bool:
-        """A sign of life. False: there is no such session."""
+        """Notes a sign of life. Returns whether there is such a session."""
         member = self.members.get(session)
         if member is not None:
             member.silent = 0
@@ -155,9 +157,9 @@ class Ledger:
             member.kept = frozenset()
 
     def tick(self) -> list[bytes]:
-        """A second of the lead's has passed: the sessions that are over. `leave` follows for each.
+        """Counts a beat of the lead. Returns the sessions that are over; the caller calls `leave` for each.
 
-        The lead's own beats are counted, not seconds: none pass while it stands still itself.
+        The ledger counts the lead's beats and not seconds, because none pass while the lead itself stands still.
         """
         for member in self.members.values():
             member.silent += 0 if member.lasting else 1
@@ -168,7 +170,7 @@ class Ledger:
         self._waiting[key] = min_version
 
     def withdraw(self, key: Key) -> Granted | None:
-        """It is not wanted any more; returns who has it."""
+        """Removes an attempt that is not wanted any more. Returns its grant, if it has one."""
         self._waiting.pop(key, None)
         granted, _ = self._granted.pop(key, (None, 0))
         if granted is not None:
@@ -176,27 +178,27 @@ class Ledger:
         return granted
 
     def accepts(self, session: bytes, key: Key, epoch: int) -> bool:
-        """Whether what comes under this epoch counts."""
+        """Returns whether a record under this epoch counts."""
         granted, _ = self._granted.get(key, (None, 0))
         return granted == Granted(session=session, key=key, epoch=epoch)
 
     def finish(self, key: Key, tokens: int) -> None:
-        """The member that has it has made the group. tokens: of its trajectories."""
+        """Notes that the group is made by the member that has it. tokens: the sum over its trajectories."""
         granted, _ = self._granted.pop(key)
         self._take_from(granted)
         self._finished += 1
         self._finished_tokens += tokens
 
     def decide(self) -> list[Granted]:
-        """New grants: the oldest attempt first, each to the member that had begun it, else to the one with most
-        predicted free KV.
+        """Returns new grants, the oldest attempt first.
 
-        One that predicts no room for another group gets none, unless it has nothing to do.
+        Each goes to the member that had begun it, else to the one with most predicted free KV. A member without room
+        for another group gets none, unless it has nothing to do.
         """
         new = []
         for key, min_version in sorted(self._waiting.items()):
             able = [member for member in self.members.values() if member.version >= min_version]
-            begun = [member for member in able if key in member.kept]  # its room was there already
+            begun = [member for member in able if key in member.kept]  # these have the group's tokens already
             roomy = [member for member in able if not member.held or self._free(member) >= self.expected_tokens]
             if not begun and not roomy:
                 continue
@@ -209,26 +211,26 @@ class Ledger:
         return new
 
     def may_load(self, version: int) -> list[Member]:
-        """Those that are to load this version, of which they have a copy, now."""
+        """Returns the members that are to load this version now. Each has a copy of it."""
         nodes = [member for member in self.members.values() if member.counts and not member.lasting]
-        left = max(1, int(PAUSED_SHARE * sum(member.replicas for member in nodes)))
-        left -= sum(member.pausing for member in nodes if member.loading is not None)
-        found = []
+        may_pause = max(1, int(PAUSED_SHARE * sum(member.replicas for member in nodes)))
+        may_pause -= sum(member.pausing for member in nodes if member.loading is not None)
+        chosen = []
         for member in sorted(nodes, key=lambda member: len(member.held)):
             if member.pulled != version or version in (member.version, member.loading):
                 continue
-            if member.pausing > left:
+            if member.pausing > may_pause:
                 break
-            left -= member.pausing
+            may_pause -= member.pausing
             member.loading = version
-            found.append(member)
-        return found
+            chosen.append(member)
+        return chosen
 
     def _free(self, member: Member) -> float:
-        """Predicted: what all that it has will need is taken off, whether it is there already or not."""
-        room = member.capacity_tokens - len(member.held) * self.expected_tokens
-        seen = member.free_tokens - len(member.since) * self.expected_tokens
-        return min(room, seen)
+        """Returns the predicted free tokens. What its groups are expected to need is subtracted, allocated or not."""
+        of_capacity = member.capacity_tokens - len(member.held) * self.expected_tokens
+        of_measured = member.free_tokens - len(member.since) * self.expected_tokens
+        return min(of_capacity, of_measured)
 
     def _take_from(self, granted: Granted) -> None:
         member = self.members[granted.session]

@@ -1,9 +1,8 @@
 """A stream of messages between two processes that outlives its connection. Pure: no socket, no clock.
 
 Invariants
-- What one side sends is taken by the other once and in order, or not yet; however often a connection breaks, and
-  whatever it loses, delays or repeats.
-- What was sent stays here until the other side has said that it has it.
+- Each message is taken once and in order, however often a connection breaks and whatever it loses, delays or repeats.
+- A message is kept until the other side has acknowledged it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Link:
         return self._numbered(self._sent, body)
 
     def take(self, message: Numbered) -> bytes | None:
-        """Its body; None for one that was taken before, or that follows one which is missing."""
+        """Returns the body of a message, None if it was taken before or follows a missing one."""
         self.acknowledge(message.ack)
         if message.seq != self.received + 1:
             return None
@@ -49,13 +48,13 @@ class Link:
         return message.body
 
     def acknowledge(self, ack: int) -> None:
-        """The other side has all up to this one."""
+        """Drops the messages up to this one: the other side has them."""
         while self._waiting and self._waiting[0][0] <= ack:
             _, body = self._waiting.popleft()
             self.waiting_bytes -= len(body)
 
     def beat(self, ack: int) -> list[Numbered]:
-        """The other side's beat: what is to be sent again, if it took nothing since the beat before."""
+        """Takes the other side's beat. Returns what to send again, if that side took nothing since its last beat."""
         stuck = ack == self._last_ack
         self._last_ack = ack
         self.acknowledge(ack)

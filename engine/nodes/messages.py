@@ -1,21 +1,21 @@
 """Messages between the lead of a run and its rollout nodes (ZeroMQ with CURVE; the lead binds a ROUTER).
 
     node                                   lead
-    Ask(code, versions)          ->
-                                 <-        Job(recipe, options, files), or Refused(reason)
+    Ask                          ->
+                                 <-        Job(build, recipe, options, files)
     Pull(file, offset, size)     ->                                        over connections of their own
                                  <-        Chunk(data), or Gone(file)
-    Hello(session, capacity, kept) ->
+    Hello(session, build, kept)  ->
                                  <-        Welcome, or Refused(reason)
-    Beat(version, free KV, ack)  <->       Beat(ack)                       each second
+    NodeBeat(version, free KV)   <->       LeadBeat                        each second
     Happened(segment)            ->
     Numbered(Record)             ->
                                  <-        Numbered(Grant | Cancel | Announce | Load | Bye)
                                  <-        Fenced: this session is over
 
 Invariants
-- What is Numbered arrives once and in order within a session, whatever the connection loses or repeats
-  (`engine.nodes.link`). All else may be lost or repeated without harm.
+- A Numbered message arrives once and in order within its session, whatever the connection loses or repeats
+  (`engine.nodes.link`). Any other may be lost or repeated without harm.
 - A record counts only under the (lease, attempt, epoch) that the lead granted last.
 """
 
@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import msgspec
 
-PROTOCOL = 3  # of these messages
+PROTOCOL = 3  # the version of these messages
 CHUNK_BYTES = 1 << 20
 
 
@@ -34,7 +34,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=T
 
 
 class FileInfo(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """sha256: in hexadecimal; empty where a canary checks the content."""
+    """A file that may be pulled. sha256: in hexadecimal; empty if a canary checks the content."""
 
     name: str
     size_bytes: int
@@ -68,7 +68,7 @@ class Ask(_Message, frozen=True):
 
 
 class Pull(_Message, frozen=True):
-    """Node -> lead: a part of a file of the checkpoint, or of published weights."""
+    """Node -> lead: send a part of a file of the checkpoint, or of published weights."""
 
     name: str
     offset: int
@@ -78,8 +78,8 @@ class Pull(_Message, frozen=True):
 class Hello(_Message, frozen=True):
     """Node -> lead: ready to work, under a session that this node made (16 random bytes). Repeated until answered.
 
-    capacity_tokens: of the KV caches of all its replicas. kept: (lease, attempt) of what it had begun to make under its
-    session before, as far as it still has it.
+    capacity_tokens: that of the KV caches of all its replicas. kept: (lease, attempt) of each group that it had begun
+    under an earlier session and still has.
     """
 
     session: bytes
@@ -91,10 +91,10 @@ class Hello(_Message, frozen=True):
 
 
 class NodeBeat(_Message, frozen=True):
-    """Node -> lead, each second. version: of the weights that are live on all its replicas, -1 before the first ones.
-    pulled: of those that it has a copy of.
+    """Node -> lead, each second.
 
-    free_tokens: of its KV caches. tokens: sampled since it started.
+    version: that of the weights that are live on all its replicas, -1 before the first ones. pulled: the version of
+    which it has a copy. free_tokens: free in its KV caches. tokens: sampled since it started.
     """
 
     session: bytes
@@ -106,8 +106,9 @@ class NodeBeat(_Message, frozen=True):
 
 
 class Happened(_Message, frozen=True):
-    """Node -> lead, every few seconds: what happened here, for the run's record. segment: an
-    `engine.recording.records.Segment`, packed.
+    """Node -> lead, every few seconds: what happened here, for the run's record.
+
+    segment: a packed `engine.recording.records.Segment`.
     """
 
     session: bytes
@@ -115,7 +116,7 @@ class Happened(_Message, frozen=True):
 
 
 class Numbered(_Message, frozen=True):
-    """Either way: message `seq` (from 1) of this session, and the last one that was received (`ack`)."""
+    """Both directions: message `seq` (from 1) of this session. ack: the last one that the sender has received."""
 
     session: bytes
     seq: int
@@ -124,9 +125,9 @@ class Numbered(_Message, frozen=True):
 
 
 class Job(_Message, frozen=True):
-    """Lead -> node: what to run. recipe: its file, relative to the project where it lies within it.
+    """Lead -> node: what to run. recipe: its file, relative to the project if it lies within it.
 
-    files: those of the checkpoint, to be pulled as `checkpoint/NAME`. The node's option `model` is their folder.
+    files: those of the checkpoint, which are pulled as `checkpoint/NAME`. The node's option `model` is their folder.
     """
 
     build: Build
@@ -137,7 +138,7 @@ class Job(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """Lead -> node: it cannot take part. The reason is one line: the cause, and what to do about it."""
+    """Lead -> node: this node cannot take part. reason: one line with the cause, and what to do about it."""
 
     reason: str
 
@@ -149,7 +150,7 @@ class Chunk(_Message, frozen=True):
 
 
 class Gone(_Message, frozen=True):
-    """Lead -> node: there is no such file (any more)."""
+    """Lead -> node: there is no such file, or no longer."""
 
     name: str
 
@@ -168,7 +169,7 @@ class LeadBeat(_Message, frozen=True):
 
 
 class Fenced(_Message, frozen=True):
-    """Lead -> node: this session is over, its leases are somebody else's. Say hello under a new one."""
+    """Lead -> node: this session is over, and its leases go to others. Say hello under a new one."""
 
     session: bytes
 
@@ -202,11 +203,11 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tru
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
-    """Lead -> node: weights of this version are there to be pulled.
+    """Lead -> node: weights of this version can be pulled.
 
     canary: the learner's log-probabilities, float32. path, inode: where the file lies for a node of the same machine.
-    at_once: they are loaded when they are there, else when a Load says so. delta: a file (`engine.nodes.deltas`) that
-    makes them of version `base`, for a node that has it; file has its hash then.
+    at_once: whether they are loaded as soon as they are pulled, or when a Load says so. delta: a file
+    (`engine.nodes.deltas`) that makes them from version `base`, for a node that has it; then `file` has a hash.
     """
 
     version: int
@@ -246,22 +247,22 @@ class BadMessage(ValueError):
 
 
 def decode_to_lead(data: bytes) -> ToLead:
-    """BadMessage for any bytes that are not one."""
+    """Raises BadMessage for any other bytes."""
     return _decode(_to_lead, data)
 
 
 def decode_to_node(data: bytes) -> ToNode:
-    """BadMessage for any bytes that are not one."""
+    """Raises BadMessage for any other bytes."""
     return _decode(_to_node, data)
 
 
 def decode_record(data: bytes) -> Record:
-    """BadMessage for any bytes that are not one."""
+    """Raises BadMessage for any other bytes."""
     return _decode(_record, data)
 
 
 def decode_order(data: bytes) -> Order:
-    """BadMessage for any bytes that are not one."""
+    """Raises BadMessage for any other bytes."""
     return _decode(_order, data)
 
 

@@ -1,11 +1,12 @@
 """A rollout node's shell: a DEALER socket, and a fleet that makes the groups that the lead grants.
 
 Invariants
-- What the lead grants is made by the same code as on one machine (`engine.stages.group.GroupMaker`); each turn's
-  record goes to the lead when the turn has ended.
-- Weights are pulled before any replica pauses for them, and a version is told to be live when all replicas of the node
+- The groups that the lead grants are made by the same code as on one machine (`engine.stages.group.GroupMaker`); each
+  turn's record goes to the lead when the turn has ended.
+- Weights are pulled before any replica pauses for them. A version is reported as live when all replicas of the node
   have it and have passed the canary.
-- A pull that fails is tried again; meanwhile the node tells the version that it has, and gets no group that needs more.
+- A pull that fails is tried again; meanwhile the node reports the version that it has, and gets no group that needs a
+  newer one.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ class NodeRefused(RuntimeError):
 
 
 class LeadGone(RuntimeError):
-    """The lead was not heard for longer than the node is patient."""
+    """Nothing came from the lead for longer than the node is patient."""
 
 
 class RolloutNode:
     """`await RolloutNode(...).run()` works for the lead until the run has ended.
 
-    folder: where pulled weights lie, on a memory file system. tokens_sampled: by all rollouts of this node. timeline:
-    what happens here, which the lead is told for the run's record; None: it is not.
+    folder: where pulled weights lie, on a memory file system. tokens_sampled: returns the tokens that this node has
+    sampled. timeline: its events are sent to the lead for the run's record; None sends nothing.
     """
 
     def __init__(
@@ -75,16 +76,16 @@ class RolloutNode:
         self._timeline = timeline
         self._config, self._keys, self._fleet, self._maker, self._folder = config, keys, fleet, maker, folder
         self._tokens_sampled, self._note = tokens_sampled, note
-        self._version = -1  # live on all replicas
+        self._version = -1  # the one that is live on all replicas
         self._announced: Announce | None = None
         self._pulled: tuple[int, Path] | None = None  # the newest copy
         self._load = -1  # the version that the lead lets this node load
         self._news = asyncio.Event()
-        self._files: list[Path] = []  # of weights, the older one first
+        self._files: list[Path] = []  # of the weights that the replicas have loaded
         self._groups: dict[int, asyncio.Task[None]] = {}  # by the number of the work
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end_of_run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mailbox = Mailbox(zmq.DEALER, self._receive)
-        self._heard = asyncio.get_running_loop().time()
+        self._last_message_at = asyncio.get_running_loop().time()
         self.protocol = NodeProtocol(
             name=config.name,
             build=build,
@@ -96,7 +97,7 @@ class RolloutNode:
         )
 
     async def run(self) -> None:
-        """Raises NodeRefused, LeadGone, or what ends a fleet."""
+        """Returns when the run has ended. Raises NodeRefused, LeadGone, or what ends the fleet."""
         if self._keys is not None:
             trust(self._mailbox, self._keys)
         self._mailbox.connect(self._config.lead)
@@ -105,9 +106,9 @@ class RolloutNode:
                 loops = [
                     self._tasks.create_task(self._beat(), name="node-beat"),
                     self._tasks.create_task(self._keep_current(), name="node-weights"),
-                    self._tasks.create_task(self._tell_what_happens(), name="node-record"),
+                    self._tasks.create_task(self._send_events(), name="node-record"),
                 ]
-                await self._over
+                await self._end_of_run
                 for task in [*loops, *self._groups.values()]:
                     task.cancel()
         except BaseExceptionGroup as failures:
@@ -115,7 +116,7 @@ class RolloutNode:
         finally:
             self._mailbox.close()
 
-    # What the protocol calls (engine.nodes.node_protocol.NodeEvents)
+    # The methods that the protocol calls (engine.nodes.node_protocol.NodeEvents)
 
     def start(self, key: Key, work: int, records: list[bytes]) -> None:
         name = f"group-{key.lease}-{key.attempt}"
@@ -140,7 +141,7 @@ class RolloutNode:
         self._end(NodeRefused(f"the lead refuses this node: {reason}"))
 
     def bye(self) -> None:
-        self._tick()  # the lead waits to be heard
+        self._tick()  # acknowledges the order, for which the lead waits
         self._end(None)
 
     def note(self, line: str) -> None:
@@ -159,25 +160,25 @@ class RolloutNode:
             del self._groups[work]
 
     async def _keep_current(self) -> None:
-        """Pulls and loads what is announced, the newest only."""
+        """Pulls and loads the newest announced weights."""
         while True:
             await self._news.wait()
             self._news.clear()
             announce = self._announced
             assert announce is not None
             if announce.version == self._version:
-                continue  # said again under a new session
+                continue  # announced again under a new session
             if self._pulled is None or self._pulled[0] != announce.version:
                 await self._prefetch(announce)
             elif announce.at_once or self._load == announce.version:
                 await self._update(announce, self._pulled[1])
 
     async def _prefetch(self, announce: Announce) -> None:
-        """While the replicas sample."""
+        """Pulls announced weights while the replicas sample."""
         try:
             path = await self._pull(announce)
         except (PullFailed, OSError) as error:
-            self._note(f"weights {announce.version} could not be pulled, and are asked for again: {error}")
+            self._note(f"weights {announce.version} could not be pulled, and the node tries again: {error}")
             await asyncio.sleep(BEAT_S)
         else:
             if self._pulled is not None and self._pulled[0] != self._version:
@@ -195,7 +196,7 @@ class RolloutNode:
         self._news.set()
 
     async def _pull(self, announce: Announce) -> Path:
-        """The file of these weights: a link to the lead's where both see the same one, else a copy over the network."""
+        """Returns the file of these weights: a link to the lead's if this node can see that, else a pulled copy."""
         path = self._folder / f"pulled-{announce.version}-{secrets.token_hex(4)}.safetensors"
         with suppress(OSError):
             if os.stat(announce.path).st_ino == announce.inode:
@@ -212,7 +213,7 @@ class RolloutNode:
         return path
 
     async def _pull_delta(self, announce: Announce, delta: FileInfo, old: Path, path: Path) -> Path:
-        """Raises NotTheSame, or as `fetch`."""
+        """Makes the file of these weights from a delta. Raises NotTheSame, and what `fetch` raises."""
         changes = path.with_suffix(".delta")
         try:
             await fetch(self._config.lead, self._keys, delta.name, delta, changes)
@@ -222,7 +223,7 @@ class RolloutNode:
         return path
 
     def _forget_older(self, newest: Path) -> None:
-        """The newest stays for a replica that is replaced."""
+        """Deletes older weights. The newest stay, for a replica that is replaced."""
         for path in self._files:
             path.unlink(missing_ok=True)
         self._files = [newest]
@@ -232,11 +233,11 @@ class RolloutNode:
         while True:
             self._tick()
             await asyncio.sleep(BEAT_S)
-            if clock() - self._heard > self._config.patience_s:
-                self._end(LeadGone(f"the lead {self._config.lead} was not heard for {self._config.patience_s:g} s"))
+            if clock() - self._last_message_at > self._config.patience_s:
+                self._end(LeadGone(f"the lead {self._config.lead} was silent for {self._config.patience_s:g} s"))
 
-    async def _tell_what_happens(self) -> None:
-        """Every few seconds, for the run's record."""
+    async def _send_events(self) -> None:
+        """Sends the events of the timeline every few seconds, for the run's record."""
         while self._timeline is not None:
             await asyncio.sleep(SEGMENT_S)
             events = self._timeline.drain()
@@ -254,29 +255,28 @@ class RolloutNode:
         self._mailbox.send_frames(encode(message))
 
     def _receive(self, frames: list[bytes]) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._last_message_at = asyncio.get_running_loop().time()
         try:
             self.protocol.receive(decode_to_node(b"".join(frames)))
         except BadMessage as error:
-            self._end(NodeRefused(f"the lead sends what is no message of this protocol: {error}"))
-        except Exception as error:  # in a callback, where it would only be logged
+            self._end(NodeRefused(f"the lead sent a message that is not of this protocol: {error}"))
+        except Exception as error:  # this is a callback, whose exceptions would only be logged
             self._end(error)
 
     def _end(self, error: Exception | None) -> None:
-        if not self._over.done():
+        if not self._end_of_run.done():
             if error is None:
-                self._over.set_result(None)
+                self._end_of_run.set_result(None)
             else:
-                self._over.set_exception(error)
+                self._end_of_run.set_exception(error)
 
 
 def _packed(events: Events) -> bytes:
-    """The lead knows the step."""
-    return files.packed(segment_of(events, step=0))
+    return files.packed(segment_of(events, step=0))  # the lead knows the step
 
 
 async def ask(config: NodeConfig, keys: HostKeys | None, question: ToLead) -> ToNode:
-    """What the lead answers; asked again each second, for as long as the node is patient. Raises LeadGone."""
+    """Returns the lead's answer. It asks each second for as long as the node is patient, then raises LeadGone."""
     answers: asyncio.Queue[list[bytes]] = asyncio.Queue()
     mailbox = Mailbox(zmq.DEALER, answers.put_nowait)
     try:
@@ -292,15 +292,15 @@ async def ask(config: NodeConfig, keys: HostKeys | None, question: ToLead) -> To
     except TimeoutError:
         raise LeadGone(
             f"no lead answers at {config.lead} within {config.patience_s:g} s. "
-            "Fix: see that it runs, and that its keys are those of this folder"
+            "Fix: check that it runs, and that its keys are those of this folder"
         ) from None
     finally:
         mailbox.close(0)
 
 
 async def pull_checkpoint(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path) -> None:
-    """The files of the lead's checkpoint, into folder. Raises PullFailed."""
+    """Pulls the files of the lead's checkpoint into a folder. Raises PullFailed."""
     for info in job.files:
         if Path(info.name).name != info.name:
-            raise PullFailed(f"the lead names a file {info.name!r} outside of the checkpoint")
+            raise PullFailed(f"the lead names a file outside of the checkpoint, {info.name!r}")
         await fetch(config.lead, keys, f"checkpoint/{info.name}", info, folder / info.name)

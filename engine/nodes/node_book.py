@@ -1,4 +1,4 @@
-"""What each node does for the run: lanes of the timeline, and metrics by the node's name."""
+"""What each node does for the run, as lanes of the timeline and as metrics by the node's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine import metric_names as metric
 from engine.nodes.ledger import Key, Member
 from engine.telemetry.timeline import Timeline
 
-NODES = 64  # that get metrics of their own, the first ones by name
+NODES = 64  # so many nodes get metrics of their own, the first ones by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class _Grant:
 
 
 class NodeBook:
-    """The lead tells it which node has which group."""
+    """Knows which node has which group, as the lead tells it."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -29,7 +29,7 @@ class NodeBook:
         self._groups: Counter[str] = Counter()
 
     def granted(self, key: Key, node: str) -> None:
-        """It may be another node's until now."""
+        """Notes that a node has a group, which another node may have had until now."""
         self._end(key, "granted to another")
         lane = self._timeline.lanes["nodes"].take()
         self._granted[key] = _Grant(node=node, since=self._timeline.now(), lane=lane)
@@ -40,24 +40,24 @@ class NodeBook:
             self._end(key, "made")
 
     def given_up(self, key: Key) -> None:
-        """Idempotent."""
+        """Notes that a group is not wanted any more. Idempotent."""
         self._end(key, "given up")
 
     def metrics(self, nodes: Sequence[Member], *, version: int) -> dict[str, float]:
-        """Groups made by each node since the metrics before, and how its weights and its KV cache are now.
+        """Returns the groups that each node has made since the last call, and the state of its weights and KV cache.
 
-        Nodes of one name count as one; the last of them says what is now.
+        Nodes of one name count as one, with the state of the last of them.
         """
-        found: dict[str, float] = {metric.NODES_LIVE: len(nodes)}
+        metrics: dict[str, float] = {metric.NODES_LIVE: len(nodes)}
         members = {member.name: member for member in nodes}
         for name in sorted({*members, *self._groups})[:NODES]:
-            found[metric.member(metric.NODES_GROUPS, name)] = self._groups[name]
+            metrics[metric.member(metric.NODES_GROUPS, name)] = self._groups[name]
             if name in members:
                 member = members[name]
-                found[metric.member(metric.NODES_LAG, name)] = version - member.version
-                found[metric.member(metric.NODES_KV_FREE, name)] = member.free_tokens / max(1, member.capacity_tokens)
+                metrics[metric.member(metric.NODES_LAG, name)] = version - member.version
+                metrics[metric.member(metric.NODES_KV_FREE, name)] = member.free_tokens / max(1, member.capacity_tokens)
         self._groups.clear()
-        return found
+        return metrics
 
     def _end(self, key: Key, how: str) -> None:
         grant = self._granted.pop(key, None)

@@ -1,13 +1,13 @@
-"""What a rollout node does with each message. No socket and no clock: a shell posts what it says and calls `tick` each
-second.
+"""What a rollout node does with each message. It has no socket and no clock: a shell posts its messages and calls
+`tick` each second.
 
 Invariants
-- Records are told only of what is granted under this session, under the epoch of that grant. When the session is over,
-  by the lead's word or by its silence, no further turn begins, and the node says hello under a new session.
-- What was made until then is kept: where the lead grants the same attempt again, and what it knows of it is how this
-  node's work began, the rest is told at once and the work goes on. What is not granted again soon is dropped.
-- What was told stays here until the lead has it (`engine.nodes.link`); a node that would have to keep too much drops it
-  and ends its session instead.
+- Records are sent only of groups that are granted under this session, under the epoch of that grant. When the session
+  is over, because the lead says so or is silent, no further turn begins, and the node says hello under a new session.
+- Work that was begun until then is kept. If the lead grants the same attempt again, and its records are the first ones
+  of that work, the node sends the rest at once and the work goes on. Work that is not granted again soon is dropped.
+- A record is kept until the lead has it (`engine.nodes.link`). A node that would have to keep too many drops them and
+  ends its session.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from engine.nodes.messages import (
     encode,
 )
 
-WAITING_BYTES = 256 << 20  # of records that the lead has not taken
-MAX_PAUSE = 2  # beats between two hellos
+WAITING_BYTES = 256 << 20  # the most bytes of records that the lead has not acknowledged
+MAX_PAUSE = 2  # the most beats between two hellos
 
 
 class NodeEvents(Protocol):
@@ -51,15 +51,15 @@ class NodeEvents(Protocol):
     def start(self, key: Key, work: int, records: list[bytes]) -> None: ...
 
     def stop(self, work: int) -> None:
-        """Nobody wants it any more. It may have ended."""
+        """Nobody wants the group any more. It may have ended already."""
         ...
 
     def hold(self, on: bool) -> None:
-        """Whether turns may not begin: the lead is not there."""
+        """Stops turns from beginning while the lead is away (on), or lets them begin."""
         ...
 
     def weights(self, announce: Announce) -> None:
-        """To be pulled, and loaded at once or when the lead says so."""
+        """Weights can be pulled. They are loaded at once, or when `load` says so."""
         ...
 
     def load(self, version: int) -> None: ...
@@ -73,8 +73,10 @@ class NodeEvents(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """A group that is made here. epoch: of its grant; None between two sessions. records: all of it, those of the grant
-    included. told_at: the number of its last message once it is finished.
+    """A group that is made here.
+
+    epoch: that of its grant, None between two sessions. records: all of the group's, those of the grant included.
+    told_at: the number of its last message once it is finished.
     """
 
     number: int
@@ -111,11 +113,11 @@ class NodeProtocol:
 
     @property
     def held(self) -> list[Key]:
-        """What is made under this session."""
+        """The attempts that are made under this session."""
         return sorted(key for key, work in self._work.items() if work.epoch is not None and not work.finished)
 
     def tick(self, *, version: int, pulled: int, free_tokens: int, tokens: int) -> None:
-        """Each second of the node's, and whenever its weights have changed."""
+        """Sends a hello or a beat. It is called each second of the node's, and whenever its weights have changed."""
         if not self.welcomed:
             self._hello()
             return
@@ -150,11 +152,12 @@ class NodeProtocol:
                 if body is not None:
                     self._order(body)
             case _:
-                pass  # of a session that is over
+                pass  # the message is of a session that is over
 
     def tell(self, key: Key, number: int, record: bytes, *, last: bool = False) -> None:
-        """A record of the group that is made as this work. last: its decision. Of one that nobody wants any more
-        nothing is said.
+        """Sends a record of a group, unless nobody wants the group any more.
+
+        number: that of the work. last: whether the record is the decision about the group.
         """
         work = self._work.get(key)
         if work is None or work.number != number:
@@ -162,21 +165,21 @@ class NodeProtocol:
         work.records.append(record)
         work.finished = last
         if work.epoch is not None:
-            self._say(key, work, record)
+            self._send(key, work, record)
         if self._link.waiting_bytes > WAITING_BYTES:
-            self._end(f"the lead does not take what is told: {WAITING_BYTES >> 20} MiB wait")
+            self._end(f"the lead does not acknowledge records: {WAITING_BYTES >> 20} MiB wait")
             self._drop(list(self._work))
 
-    def _say(self, key: Key, work: _Work, record: bytes) -> None:
+    def _send(self, key: Key, work: _Work, record: bytes) -> None:
         assert work.epoch is not None
-        told = Record(lease=key.lease, attempt=key.attempt, epoch=work.epoch, record=record)
-        numbered = self._link.send(encode(told))
+        message = Record(lease=key.lease, attempt=key.attempt, epoch=work.epoch, record=record)
+        numbered = self._link.send(encode(message))
         if work.finished:
             work.told_at = numbered.seq
         self._post(numbered)
 
     def happened(self, segment: bytes) -> None:
-        """Sends what happened to the run's record. Outside of a session it is lost: the record can do without."""
+        """Sends what happened here, for the run's record. Outside of a session it is lost, which the record allows."""
         if self.welcomed:
             self._post(Happened(session=self._link.session, segment=segment))
 
@@ -207,12 +210,12 @@ class NodeProtocol:
         self.silent = 0
         for numbered in self._link.beat(beat.ack):
             self._post(numbered)
-        has = [key for key, work in self._work.items() if work.told_at is not None and work.told_at <= beat.ack]
-        for key in has:
+        done = [key for key, work in self._work.items() if work.told_at is not None and work.told_at <= beat.ack]
+        for key in done:
             del self._work[key]
         self._lead_beats += 1
         if self._lead_beats == KEPT_BEATS:
-            self._drop_what_is_others()
+            self._drop_not_granted()
 
     def _order(self, body: bytes) -> None:
         match order := decode_order(body):
@@ -236,19 +239,19 @@ class NodeProtocol:
         if kept is not None and kept.records[: len(known)] == known:
             kept.epoch = order.epoch
             for record in kept.records[len(known) :]:
-                self._say(key, kept, record)
+                self._send(key, kept, record)
             return
         if kept is not None:
             self._drop([key])
         work = self._work[key] = _Work(next(self._numbers), order.epoch, list(known))
         self._events.start(key, work.number, known)
 
-    def _drop_what_is_others(self) -> None:
-        """What this node had begun under a session before, and was not granted again."""
-        others = [key for key, work in self._work.items() if work.epoch is None]
-        if others:
-            self._events.note(f"drops {len(others)} groups that it had begun: the lead has given them to others")
-            self._drop(others)
+    def _drop_not_granted(self) -> None:
+        """Drops the work that this node had begun under an earlier session, and that was not granted again."""
+        keys = [key for key, work in self._work.items() if work.epoch is None]
+        if keys:
+            self._events.note(f"drops {len(keys)} groups that it had begun: the lead has given them to others")
+            self._drop(keys)
 
     def _drop(self, keys: list[Key]) -> None:
         for key in keys:
@@ -257,7 +260,7 @@ class NodeProtocol:
                 self._events.stop(work.number)
 
     def _end(self, why: str) -> None:
-        self._events.note(f"{why}; what is made of {len(self._work)} groups is kept until it is back")
+        self._events.note(f"{why}; the work on {len(self._work)} groups is kept until it is back")
         self._events.hold(True)
         for work in self._work.values():
             work.epoch = work.told_at = None

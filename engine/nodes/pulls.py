@@ -1,8 +1,8 @@
 """Files that nodes pull from the lead: the checkpoint's, and published weights.
 
 Invariants
-- A pull has connections of its own: it holds up no other message, and one that fails concerns nobody else.
-- A file appears under its name when it is whole, and, where its hash is known, when it has that hash.
+- A pull has connections of its own, so it delays no other message, and its failure affects nothing else.
+- A file appears under its name only when it is whole, and has its hash if that is known.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from engine.nodes.messages import CHUNK_BYTES, BadMessage, Chunk, FileInfo, Gone
 from sandbox.keys import HostKeys, trust
 from sandbox.mailbox import Mailbox
 
-CONNECTIONS = 8  # of a pull: over a long round trip each takes a second to get up to speed
+CONNECTIONS = 8  # for each pull; with a long round trip a connection takes a second to get up to speed
 AT_ONCE = 32  # chunks asked for before the first one has come
-SILENCE_S = 20.0  # without a chunk, after which a pull has failed
+SILENCE_S = 20.0  # a pull without a chunk for so long has failed
 
 
 class PullFailed(RuntimeError):
-    """The file could not be had; the message says why."""
+    """The file could not be pulled; the message says why."""
 
 
 class FileServer:
-    """The lead's side: files by the name under which they are pulled, open as long as they are offered."""
+    """The lead's side of pulls: files by the name under which they are pulled, open as long as they are offered."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
@@ -42,7 +42,7 @@ class FileServer:
         os.close(self._open.pop(name))
 
     def answer(self, pull: Pull) -> Chunk | Gone:
-        """Gone for what is not there: no such file, no such part of it, or one that the disk does not give."""
+        """Returns a part of a file; Gone if there is no such file or part, or if it cannot be read."""
         file = self._open.get(pull.name)
         if file is None or not 0 < pull.size_bytes <= CHUNK_BYTES or not 0 <= pull.offset < os.fstat(file).st_size:
             return Gone(name=pull.name)
