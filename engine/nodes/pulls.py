@@ -117,7 +117,7 @@ async def _next(answers: asyncio.Queue[list[bytes]], name: str) -> Chunk:
             frames = await answers.get()
         answer = decode_to_node(frames[-1])
     except (TimeoutError, BadMessage) as error:
-        raise PullFailed(f"{name}: the lead did not send it: {error or f'silent for {SILENCE_S:g} s'}") from None
+        raise PullFailed(f"{name}: the lead did not send it: {str(error) or f'silent for {SILENCE_S:g} s'}") from None
     if not isinstance(answer, Chunk):
         raise PullFailed(f"{name}: the lead does not have it any more")
     return answer

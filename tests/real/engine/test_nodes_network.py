@@ -308,6 +308,13 @@ async def test_a_pull_that_fails_leaves_nothing(run: Run, tmp_path: Path) -> Non
     assert list(there.iterdir()) == []
 
 
+async def test_a_pull_from_a_silent_lead_says_for_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulls, "SILENCE_S", 0.1)
+    info = FileInfo(name="weights-1", size_bytes=1)
+    with pytest.raises(PullFailed, match=r"weights-1: .*silent for 0\.1 s"):
+        await fetch(f"tcp://127.0.0.1:{free_port()}", None, "weights-1", info, tmp_path / "file")
+
+
 async def test_a_stranger_is_turned_away_and_named(run: Run, tmp_path: Path) -> None:
     """With keys of another run, with old keys, without keys, with another protocol."""
     strange = tmp_path / "strange"
