@@ -51,7 +51,7 @@ def write(old: Path, new: Path, delta: Path) -> str | None:
 
 
 def apply(old: Path, delta: Path, info: FileInfo, new: Path) -> None:
-    """Makes the new file, which info describes. Raises NotTheSame, and leaves no file then."""
+    """Makes the new file, which info describes. Raises NotTheSame or OSError, and leaves no file then."""
     digest = hashlib.sha256()
     try:
         with old.open("rb") as before, delta.open("rb") as changes, new.open("wb") as file:
@@ -67,6 +67,9 @@ def apply(old: Path, delta: Path, info: FileInfo, new: Path) -> None:
     except (NotTheSame, ValueError, zlib.error, struct.error) as error:
         new.unlink(missing_ok=True)
         raise NotTheSame(str(error)) from error
+    except OSError:  # a full disk, which what is left here would keep full
+        new.unlink(missing_ok=True)
+        raise
 
 
 def _xor(one: bytes, other: bytes) -> bytes:

@@ -49,6 +49,15 @@ def test_a_delta_that_is_not_worth_it_is_not_there(old):
     assert write(old, other, old.with_name("delta")) is None
 
 
+def test_a_full_disk_is_left_as_it_was(old):
+    new, delta, full = changed(old, [5]), old.with_name("delta"), old.with_name("full")
+    write(old, new, delta)
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        apply(old, delta, info_of(new), full)
+    assert not full.is_symlink()
+
+
 def test_a_delta_of_another_file_or_a_damaged_one_leaves_nothing(old):
     new, delta, made = changed(old, [5, 2 * BLOCK_BYTES]), old.with_name("delta"), old.with_name("made")
     write(old, new, delta)
