@@ -45,7 +45,9 @@ class LastWords:
         cause = " ".join(str(error).split())
         line = f"{type(error).__name__}: {cause}"[:LONGEST] if cause else type(error).__name__
         assert self._file is not None
-        os.pwrite(self._file.fileno(), line.encode(errors="replace"), 0)
+        data = line.encode(errors="replace")
+        os.pwrite(self._file.fileno(), data, 0)
+        os.ftruncate(self._file.fileno(), len(data))  # removes the end of a longer line before it
 
     def read(self) -> str:
         """Returns type and message of the exception, or "" if the child left none."""

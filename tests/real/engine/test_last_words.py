@@ -58,6 +58,14 @@ def test_words_are_one_short_line(words, error, said):
     assert "\n" not in found
 
 
+def test_the_last_exception_counts_alone(words):
+    def end():
+        dies_of(ValueError("a long message about the first cause"))()
+        dies_of(OSError("short"))()
+
+    assert forked(words, end) == "OSError: short"
+
+
 def test_one_that_is_killed_says_nothing(words):
     assert forked(words, lambda: os.kill(os.getpid(), signal.SIGKILL)) == ""
     words.close()
