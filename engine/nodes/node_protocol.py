@@ -167,8 +167,8 @@ class NodeProtocol:
         if work.epoch is not None:
             self._send(key, work, record)
         if self._link.waiting_bytes > WAITING_BYTES:
-            self._end(f"the lead does not acknowledge records: {WAITING_BYTES >> 20} MiB wait")
             self._drop(list(self._work))
+            self._end(f"the lead does not acknowledge records: {WAITING_BYTES >> 20} MiB wait, and all work is dropped")
 
     def _send(self, key: Key, work: _Work, record: bytes) -> None:
         assert work.epoch is not None
@@ -260,7 +260,8 @@ class NodeProtocol:
                 self._events.stop(work.number)
 
     def _end(self, why: str) -> None:
-        self._events.note(f"{why}; the work on {len(self._work)} groups is kept until it is back")
+        kept = f"; the work on {len(self._work)} groups is kept until it is back" if self._work else ""
+        self._events.note(f"{why}{kept}")
         self._events.hold(True)
         for work in self._work.values():
             work.epoch = work.told_at = None

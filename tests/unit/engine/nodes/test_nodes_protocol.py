@@ -465,6 +465,21 @@ def test_what_a_node_made_while_the_lead_was_away_is_taken_when_it_is_back():
     assert not node.held
 
 
+def test_a_node_whose_records_pile_up_drops_its_work_and_says_so(monkeypatch):
+    monkeypatch.setattr("engine.nodes.node_protocol.WAITING_BYTES", 1)
+    world, notes = a_world(), []
+    [node] = world.nodes
+    node.note = notes.append
+    join(world, node)
+    world.admit()
+    world.deliver_to_node(node)
+    node.sample(world.rng)
+    assert node.work == {}
+    assert not node.protocol.welcomed
+    assert "dropped" in notes[-1]
+    assert "kept" not in notes[-1]
+
+
 def test_a_kept_group_that_is_not_how_the_lead_knows_it_is_made_again_from_what_the_lead_knows():
     world = a_world(nodes=2)
     first, other = world.nodes
