@@ -101,15 +101,11 @@ class LeadProtocol:
         self._post = post
         self._events = events
         self._peers: dict[bytes, _Peer] = {}
-        self._tokens: dict[bytes, int] = {}
+        self.tokens = 0  # that all nodes have sampled, also those that have left
+        self._counted: dict[bytes, int] = {}  # the tokens at the last beat of each session
         self._over: set[bytes] = set()  # sessions that are over
         self._records: dict[Key, list[bytes]] = {}
         self._announced: Announce | None = None
-
-    @property
-    def tokens(self) -> int:
-        """The tokens that all nodes have sampled, also those that have left."""
-        return sum(self._tokens.values())
 
     @property
     def nodes(self) -> list[Member]:
@@ -210,7 +206,9 @@ class LeadProtocol:
 
     def _beat(self, beat: NodeBeat) -> None:
         peer = self._peers[beat.session]
-        self._tokens[beat.session] = beat.tokens
+        # A node counts on over its sessions, so what the first beat of one says is counted already.
+        self.tokens += beat.tokens - self._counted.get(beat.session, beat.tokens)
+        self._counted[beat.session] = beat.tokens
         self.ledger.beat(beat.session, version=beat.version, free_tokens=beat.free_tokens, pulled=beat.pulled)
         self._post(peer.address, LeadBeat(session=beat.session, ack=peer.link.received))
         for numbered in peer.link.beat(beat.ack):

@@ -59,6 +59,7 @@ class FakeNode:
         self.held = False
         self.inbox, self.outbox = deque(), deque()
         self.gone = self.ended = False
+        self.tokens = 0  # sampled since the node started
         self.protocol = NodeProtocol(
             name=f"node-{number}",
             build=BUILD,
@@ -105,7 +106,7 @@ class FakeNode:
             self.tick()
 
     def tick(self):
-        self.protocol.tick(version=self.version, pulled=self.pulled, free_tokens=100, tokens=0)
+        self.protocol.tick(version=self.version, pulled=self.pulled, free_tokens=100, tokens=self.tokens)
 
     def sample(self, rng):
         """A turn of one of the rollouts ends, or the decision when all have ended."""
@@ -405,6 +406,24 @@ def test_what_happens_on_a_node_reaches_the_lead_by_its_name_while_its_session_l
         world.lead.tick()
     world.deliver_to_lead(node)
     assert world.happenings == [("node-0", b"within")]
+
+
+def test_the_tokens_of_a_node_are_counted_once_over_its_sessions():
+    world = a_world()
+    [node] = world.nodes
+    join(world, node)
+    node.tokens = 1000
+    world.second()
+    assert world.lead.tokens == 1000
+    for _ in range(SILENT_BEATS + 1):
+        world.lead.tick()
+    for _ in range(MAX_PAUSE + 2):
+        world.second()
+    assert node.protocol.welcomed
+    assert world.lead.tokens == 1000
+    node.tokens = 1500
+    world.second()
+    assert world.lead.tokens == 1500
 
 
 def test_a_silent_node_is_fenced_and_what_it_says_later_has_no_effect():
