@@ -276,7 +276,10 @@ def _packed(events: Events) -> bytes:
 
 
 async def ask(config: NodeConfig, keys: HostKeys | None, question: ToLead) -> ToNode:
-    """Returns the lead's answer. It asks each second for as long as the node is patient, then raises LeadGone."""
+    """Returns the lead's answer. It asks each second for as long as the node is patient, then raises LeadGone.
+
+    Raises NodeRefused for an answer that is not of this protocol.
+    """
     answers: asyncio.Queue[list[bytes]] = asyncio.Queue()
     mailbox = Mailbox(zmq.DEALER, answers.put_nowait)
     try:
@@ -289,6 +292,10 @@ async def ask(config: NodeConfig, keys: HostKeys | None, question: ToLead) -> To
                 with suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_S):
                         return decode_to_node(b"".join(await answers.get()))
+    except BadMessage as error:
+        raise NodeRefused(
+            f"{config.lead} does not answer in this protocol: {error}. Fix: the same sources on the lead and here"
+        ) from None
     except TimeoutError:
         raise LeadGone(
             f"no lead answers at {config.lead} within {config.patience_s:g} s. "

@@ -458,6 +458,20 @@ async def test_a_node_that_is_not_served_says_so(run: Run) -> None:
         await ask(run.config(patience_s=0.3), run.node_keys, Ask())
 
 
+async def test_a_lead_of_another_protocol_is_a_refusal(run: Run) -> None:
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as lead:
+        lead.bind(run.address)
+
+        async def answer() -> None:
+            address, _ = await lead.recv_multipart()
+            await lead.send_multipart([address, b"garbage"])
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(answer())
+            with pytest.raises(NodeRefused, match=run.address):
+                await ask(run.config(keys=None), None, Ask())
+
+
 async def test_a_node_of_another_build_is_refused(run: Run) -> None:
     async with run.door, run.lead, Setup(*TURNS) as scripted:
         job = await ask(run.config(), run.node_keys, Ask())
