@@ -133,10 +133,13 @@ def pack(message: Request | Reply, arrays: Arrays | None = None) -> list[bytes |
 
 def _unpack(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Any]) -> tuple[Any, Arrays]:
     message, specs, *data = frames
-    arrays = {
-        name: np.frombuffer(frame, dtype=np.dtype(dtype)).reshape(shape)
-        for (name, dtype, shape), frame in zip(_specs.decode(specs), data, strict=True)
-    }
+    try:
+        arrays = {
+            name: np.frombuffer(frame, dtype=np.dtype(dtype)).reshape(shape)
+            for (name, dtype, shape), frame in zip(_specs.decode(specs), data, strict=True)
+        }
+    except TypeError as error:  # numpy's, for an unknown dtype
+        raise ValueError(str(error)) from None
     return decoder.decode(message), arrays
 
 
