@@ -1,4 +1,4 @@
-"""Token-exact turns: the chat template rendered piecewise, and an audit that the pieces make the whole.
+"""Token-exact turns: the chat template is rendered piecewise, and an audit checks that the pieces make the whole.
 
 Invariants
 - A trajectory is prompt ids + sampled ids + tool ids + sampled ids ...; nothing sampled is ever tokenised again.
@@ -6,11 +6,11 @@ Invariants
 - A sampled turn ends with the end-of-turn token, or the rollout adds it where an engine ended the turn at another one;
   tool ids begin with what the template puts after it (the newline).
 - What a tool printed is text: the name of a control token in it is spelled out and never becomes that token.
-- System message, tools, template, its arguments and the day that it asks for are the same in every rendering, the
-  audit's included: the ids of a conversation are the same on any day.
+- System message, tools, template, its arguments and its date are the same in every rendering, the audit's included, so
+  the ids of a conversation are the same on any day.
 
-One exception: what a template itself puts at the beginning of a turn to be generated (`prefill`, an empty thought, say)
-may be absent where it renders that turn later. A rollout keeps it, since the model saw it.
+There is one exception. A template may begin a turn to be generated with a prefill (an empty thought, say) and leave it
+out when it renders that turn as history. A rollout keeps the prefill, since the model read it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.rollout.tool_call_messages import check_template_keeps_calls, normal
 Message = Mapping[str, Any]
 
 _TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
-_CALLER = "\x00caller\x00"  # and for the assistant's turn before it
+_CALLER = "\x00caller\x00"  # stands for the assistant's turn before it
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how tokenizers with byte fallback name a byte
 # How byte-level tokenizers write bytes in the names of tokens: those that can be read as they are, others above 255.
 _READABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -42,12 +42,12 @@ _PROBES = ["42", "", "  two  spaces ", "line\nline\n", "<b>&\"'{{x}}</b>"]
 
 
 class TemplateError(ValueError):
-    """The chat template cannot be used turn by turn; the message shows the first difference."""
+    """The chat template or its tokenizer cannot be used turn by turn. The message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatConfig:
-    """How conversations are rendered; by default by the checkpoint's own template, and as they are.
+    """How conversations are rendered; by default with the checkpoint's own template.
 
     >>> ChatConfig(system="Think first.", template_arguments={"enable_thinking": False}).template_arguments
     {'enable_thinking': False}
@@ -57,17 +57,17 @@ class ChatConfig:
     """A system message for conversations that have none of their own."""
     tools: tuple[Mapping[str, Any], ...] | None = None
     """JSON schemas that the template shows (`engine.tools.python_tool.schema`). None: those of the tools that can
-    be called; (): none, where the system message describes them.
+    be called; (): none, because the system message describes them.
     """
     template: str | Path | None = None
     """A Jinja template, or the path of one, in place of the checkpoint's."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the template, such as enable_thinking=False."""
     date: str = "2025-01-01"
-    """The day that a template gets which asks for today's (`strftime_now`): ids must not change with the calendar."""
+    """What templates get as today's date (`strftime_now`), so that ids do not change with the calendar."""
 
     def template_text(self) -> str | None:
-        """Raises TemplateError when the template's file cannot be read."""
+        """Returns the text of `template`. Raises TemplateError if its file cannot be read."""
         if self.template is None or (isinstance(self.template, str) and "{" in self.template):
             return self.template
         try:
@@ -79,8 +79,8 @@ class ChatConfig:
 class ChatTemplate:
     """Renders prompts and tool responses to token ids with a Hugging Face tokenizer's chat template.
 
-    template: the text of the template that the configuration gives in place of the tokenizer's; None: it gives none.
-    prefill: what the template puts at the beginning of a turn to be generated; the model goes on after it.
+    template: the text of the configured template; None for the tokenizer's own. prefill: the text with which the
+    template begins a turn to be generated; the model continues after it.
     """
 
     def __init__(self, tokenizer: Any, config: ChatConfig | None = None) -> None:
@@ -97,24 +97,24 @@ class ChatTemplate:
         self._fast = tokenizer.backend_tokenizer
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
-        self._remember()
+        self._cache_renderings()
         names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
         self._control = re.compile(f"({'|'.join(map(re.escape, reversed(names)))})")
         self._spelled = functools.cache(self._spell)
         self.prefill = self._find_prefill()
-        self._dropped = ""  # of the prefill, where the template renders the turn later
+        self._dropped = ""  # the part of the prefill that the template leaves out of the history: all or nothing
         self.audit()
 
     @classmethod
     def load(cls, checkpoint: str | Path, config: ChatConfig | None = None) -> ChatTemplate:
-        """Raises TemplateError naming the path when it holds no tokenizer, or why the template is unusable."""
+        """Loads a checkpoint's tokenizer. Raises TemplateError if it has none, or if its template is unusable."""
         from transformers import AutoTokenizer
 
         if not (Path(checkpoint) / "tokenizer_config.json").is_file():
             raise TemplateError(f"checkpoint {str(checkpoint)!r}: no tokenizer_config.json there")
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), trust_remote_code=False)
-        except ValueError as error:  # it needs code that lies there, say
+        except ValueError as error:  # for example, it needs code of the checkpoint's own
             raise TemplateError(f"checkpoint {str(checkpoint)!r}: its tokenizer cannot be loaded: {error}") from error
         return cls(tokenizer, config)
 
@@ -124,35 +124,36 @@ class ChatTemplate:
         return str(self._fast.to_str())
 
     def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """A chat that shows these tools, unless the configuration says which are shown, or the template shows none.
+        """Returns a chat that shows these tools, or this one if the configuration fixes the tools or the template
+        cannot show any.
 
-        Raises TemplateError when the template is unusable with them.
+        Raises TemplateError if the template is unusable with the tools.
         """
         if self.config.tools is not None or not schemas or not self._mentions("tools"):
             return self
         return ChatTemplate(self._tokenizer, replace(self.config, tools=tuple(schemas)))
 
     def showing(self, schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """The same with other tools shown, for data in which each conversation has tools of its own.
+        """Returns the same chat with other tools, for data in which each conversation has tools of its own.
 
-        Not audited, which would take longer than to render a conversation: `conversation` compares what it renders.
-        Raises TemplateError where the template shows no tools.
+        The result is not audited, which would take longer than rendering a conversation; `conversation` compares what
+        it renders. Raises TemplateError if the template cannot show tools.
         """
         other = copy.copy(self)
         other.config = replace(self.config, tools=tuple(schemas))
         other._tools = [dict(tool) for tool in schemas] or None
         other._check_config()
-        other._remember()
+        other._cache_renderings()
         return other
 
-    def _remember(self) -> None:
-        """Keeps what is rendered: the samples of a group ask for the same prompt, and often for the same response."""
+    def _cache_renderings(self) -> None:
+        """Makes new caches: the samples of a group ask for the same prompt, and often for the same response."""
         self._tool_pieces = functools.cache(self._split_around_tools)
         self._prompt = functools.lru_cache(1024)(self._encode_prompt)
         self._tool_response_ids = functools.lru_cache(1024)(self._encode_tool_responses)
 
     def _check_config(self) -> None:
-        """Raises TemplateError for what the template would ignore without a word."""
+        """Raises TemplateError for settings that the template would silently ignore."""
         if self.config.tools and not self._mentions("tools"):
             raise TemplateError("tools: the chat template shows none. Fix: describe them in the system message")
         for name in self.config.template_arguments:
@@ -164,16 +165,16 @@ class ChatTemplate:
         return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the rendered messages, ending with the opening of the assistant's turn."""
+        """Returns the ids of the rendered messages, ending with the opening of the assistant's turn."""
         try:
             return list(self._prompt(tuple(tuple(message.items()) for message in messages)))
-        except TypeError:  # messages with calls are not remembered
+        except TypeError:  # messages with calls cannot be hashed, so they are not cached
             return self._encode(self._render(messages, generate=True))
 
     def tool_ids(self, responses: Sequence[str]) -> list[int]:
-        """Ids from after the end-of-turn token of the calling turn to the opening of the next assistant turn.
+        """Returns the ids from after the end-of-turn token of the calling turn to the opening of the next turn.
 
-        Those of the whole text, unless a response holds the name of a control token: that is encoded by itself.
+        The text is encoded as a whole, except that the name of a control token in a response is encoded by itself.
         """
         return list(self._tool_response_ids(tuple(responses)))
 
@@ -182,38 +183,39 @@ class ChatTemplate:
         """The part of the prefill that the template keeps when it renders the turn as history."""
         return self.prefill.removesuffix(self._dropped)
 
-    def ids_after_turn(self, messages: Sequence[Message], said: str, new: Sequence[Message]) -> list[int]:
-        """Ids from after the end-of-turn token of a sampled turn to the opening of the next one.
+    def ids_after_turn(self, messages: Sequence[Message], sampled: str, new: Sequence[Message]) -> list[int]:
+        """Returns the ids from after the end-of-turn token of a sampled turn to the opening of the next one.
 
-        messages: those before the turn. said: the turn's text, without the prefill. new: what follows it. Raises
-        TemplateError where the template renders what was before the new messages in another way because of them.
+        messages: those before the turn. sampled: the turn's text, without the prefill. new: the messages after it.
+        Raises TemplateError if the new messages change how the template renders what is before them.
         """
         if all(message["role"] == "tool" for message in new):
             return self.tool_ids([message["content"] for message in new])
-        turn: Message = {"role": "assistant", "content": self.kept_prefill + said}
-        rendered = self._render(messages, generate=True).removesuffix(self._dropped) + said + self.end_of_turn_text
+        turn: Message = {"role": "assistant", "content": self.kept_prefill + sampled}
+        rendered = self._render(messages, generate=True).removesuffix(self._dropped) + sampled + self.end_of_turn_text
         whole = self._render([*messages, turn, *new], generate=True)
         _compare(rendered, whole[: len(rendered)])
         return self._encode(whole[len(rendered) :])
 
     def conversation(self, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
-        """The ids of a conversation in pieces, each with whether it is an assistant's turn, up to the last such turn.
+        """Returns the ids of a conversation in pieces, each with whether it is an assistant's turn, up to the last such
+        turn.
 
-        They are those that a rollout records in which the model says these turns. Calls may stand in their text, or as
-        data in the field `tool_calls`, which the template renders. Raises TemplateError where the template changes
-        earlier turns; ValueError for what cannot be rendered, when there is no assistant's turn or one goes on after
-        its end.
+        A rollout in which the model writes these turns records the same ids. Calls may stand in the text of a turn, or
+        as data in the field `tool_calls`, which the template renders. Raises TemplateError if the template changes
+        earlier turns; ValueError if a message cannot be rendered, there is no assistant's turn, or one continues after
+        its end-of-turn token.
         """
         messages = normalize(messages)
         pieces: list[tuple[list[int], bool]] = []
-        rendered, answered = "", 0  # what the template makes of the pieces, and how many messages they hold
+        rendered, covered = "", 0  # the text of the pieces, and how many messages they cover
         for at, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             whole = self._render(messages[:at], generate=True)
             _compare(rendered, whole[: len(rendered)])
-            given = messages[answered:at]
-            if answered and all(each["role"] == "tool" for each in given):
+            given = messages[covered:at]
+            if covered and all(each["role"] == "tool" for each in given):
                 ids = self.tool_ids([each["content"] for each in given])
             else:
                 ids = self._encode(whole[len(rendered) :])
@@ -225,21 +227,21 @@ class ChatTemplate:
                 raise ValueError(f"message {at}: the assistant's turn holds the end-of-turn token in its text")
             pieces += [(ids, False), ([*turn, self.end_of_turn], True)]
             rendered = whole.removesuffix(self._dropped) + text + self.end_of_turn_text
-            answered = at + 1
+            covered = at + 1
         if not pieces:
             raise ValueError(f"no assistant's turn in a conversation of {[each['role'] for each in messages]}")
         return pieces
 
     def _after_prefill(self, at: int, content: str) -> str:
-        """What the model says of a turn with this content. Raises ValueError where it begins in another way."""
+        """Returns what the model writes of a turn with this content. Raises ValueError if the prefill is missing."""
         if not content.startswith(self.prefill) and not self._dropped:
             raise ValueError(f"message {at}: the template begins each turn with {self.prefill!r}, got {content[:80]!r}")
         return content.removeprefix(self.prefill)
 
     def _turn_text(self, messages: Sequence[Message], opened: str, content: str) -> str:
-        """The text of the last message, an assistant's turn with tool calls, that the template puts after `opened`.
+        """Returns the text that the template puts after `opened` for the last message, a turn with tool calls.
 
-        content: of the message, without the prefill.
+        content: the message's, without the prefill.
         """
         whole = self._render(messages, generate=False)
         opened = _opened(opened, whole, self._dropped)
@@ -263,7 +265,7 @@ class ChatTemplate:
         return ids + self._encode(text)
 
     def tokens_completing(self, tag: str) -> frozenset[int]:
-        """Ids of the tokens that can complete `tag`: no other one has text in which it ends."""
+        """Returns the ids of the tokens that can complete `tag`; no other token has text in which it ends."""
         ids = sorted(self._fast.get_vocab(with_added_tokens=True).values())
         texts = self._fast.decode_batch([[token] for token in ids], skip_special_tokens=False)
         last = tag[-1]
@@ -275,7 +277,7 @@ class ChatTemplate:
         return frozenset(token for token, text in zip(ids, texts, strict=True) if last in text and completes(text))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain text, with what the tokenizer itself puts around it (a beginning-of-text token, say)."""
+        """Returns the ids of a plain text, with what the tokenizer adds around it (a beginning-of-text token, say)."""
         return list(self._fast.encode(text).ids)
 
     @functools.cached_property
@@ -287,7 +289,7 @@ class ChatTemplate:
         return self._fast.decode(list(token_ids), skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be part of a character."""
+        """Returns the bytes of one token, which may be part of a character."""
         text = self.decode([token_id])
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text.encode()
@@ -299,7 +301,7 @@ class ChatTemplate:
         return text.encode()
 
     def stream(self) -> TextStream:
-        """A fresh incremental decoder for one turn."""
+        """Returns a fresh incremental decoder for one turn."""
         return TextStream(self._fast)
 
     def audit(self) -> None:
@@ -317,10 +319,10 @@ class ChatTemplate:
         self._audit_control()
 
     def _audit_turns(self, *, dropped: str) -> None:
-        """dropped: of the prefill, where the template renders the turn later; the rest stands in the turn's content."""
+        """dropped: the part of the prefill that history leaves out; the rest stands in the turn's content."""
         kept = self.prefill.removesuffix(dropped)
         user: Message = {"role": "user", "content": "What is 6 * 7?"}
-        thought = "<think>\n6 * 7\n</think>\n\n"  # many a template leaves it out of all turns but the last
+        thought = "<think>\n6 * 7\n</think>\n\n"  # many templates leave it out of all turns but the last
         asking, answering = f"{thought}<reason>I use python.</reason>", f"{thought}<answer>42</answer>"
         asked: Message = {"role": "assistant", "content": kept + asking}
         answered: Message = {"role": "assistant", "content": kept + answering}
@@ -335,7 +337,7 @@ class ChatTemplate:
             _compare(pieces, whole[: len(pieces)])
 
     def _find_prefill(self) -> str:
-        """What the template puts into a turn to be generated, and not before the text of one that is there."""
+        """Returns what the template puts before the text of a turn to be generated, but not of one in the history."""
         user: Message = {"role": "user", "content": "u"}
         there: list[Message] = [{"role": "assistant", "content": _CALLER}, {"role": "tool", "content": "42"}]
         opened = self._render([user], generate=True)
@@ -343,23 +345,23 @@ class ChatTemplate:
         return opened.removeprefix(before) if opened.startswith(before) else ""
 
     def _audit_control(self) -> None:
-        """A tool that prints the end-of-turn token's name: the model must read the name."""
+        """Raises TemplateError unless the model reads the name of the end-of-turn token if a tool prints it."""
         printed = [f"a{self.end_of_turn_text}b"]
         ids = self.tool_ids(printed)
         if self.decode(ids) != self._tool_text(printed) or ids.count(self.end_of_turn) != self._ends(printed):
             raise TemplateError(f"the tokenizer cannot spell {self.end_of_turn_text!r} in a tool's response as text")
 
     def _ends(self, responses: Sequence[str]) -> int:
-        """How many end-of-turn tokens the template itself puts around the responses."""
+        """Returns how many end-of-turn tokens the template itself puts around the responses."""
         return sum(piece.count(self.end_of_turn_text) for piece in self._tool_pieces(len(responses)))
 
     def _spell(self, name: str) -> list[int]:
-        """The name of a control token as ordinary tokens."""
+        """Returns the name of a control token as ordinary tokens."""
         before = self._fast.encode_special_tokens
         self._fast.encode_special_tokens = True
         try:
             ids = self._encode(name)
-            # An added token that is not flagged as special is found all the same, unless its text is cut.
+            # The tokenizer still finds an added token that is not flagged as special, unless its text is cut in two.
             return ids if ids != [self._fast.token_to_id(name)] else self._encode(name[:1]) + self._encode(name[1:])
         finally:
             self._fast.encode_special_tokens = before
@@ -369,7 +371,7 @@ class ChatTemplate:
         return first + "".join(response + piece for response, piece in zip(responses, pieces, strict=True))
 
     def _split_around_tools(self, count: int) -> list[str]:
-        """What the template puts before, between and after `count` tool responses that follow an assistant turn."""
+        """Returns what the template puts before, between and after `count` tool responses to an assistant's turn."""
         tools: list[Message] = [{"role": "tool", "content": _TOOL.format(n)} for n in range(count)]
         head: list[Message] = [{"role": "user", "content": "u"}, {"role": "assistant", "content": _CALLER}]
         rest = self._render([*head, *tools], generate=True)
@@ -385,7 +387,7 @@ class ChatTemplate:
         return [*pieces, rest]
 
     def _why_no_response(self, head: list[Message]) -> str:
-        """Why the template's rendering does not hold the text of a tool's response."""
+        """Returns why the template's rendering lacks the text of a tool's response."""
         one, other = (
             self._render([*head, {"role": "tool", "content": text}], generate=True) for text in ("a\n1", "b\n2")
         )
@@ -393,8 +395,8 @@ class ChatTemplate:
             return "the template does not render messages of role 'tool'"
         shown = one.partition(_CALLER)[2][:120]
         return (
-            f"the template writes a tool's response in other characters: 'a\\n1' as {shown!r}. Fix: a template "
-            "(ChatConfig.template) that has the content of messages of role 'tool' as it is, without tojson or trim"
+            f"the template changes the text of a tool's response: 'a\\n1' becomes {shown!r}. Fix: use a template "
+            "(ChatConfig.template) that keeps the content of messages of role 'tool', without tojson or trim"
         )
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
@@ -422,8 +424,10 @@ class ChatTemplate:
 
 
 class TextStream:
-    """Decodes as tokens come; text comes out when its bytes are complete characters, and none any more once bytes that
-    follow spoil characters which came out before (with byte fallback the whole run of bytes is decoded anew).
+    """Decodes tokens as they come. Text comes out when its bytes are complete characters.
+
+    No more text comes out after bytes that spoil characters which came out before: with byte fallback the tokenizer
+    decodes a whole run of bytes anew.
     """
 
     def __init__(self, fast_tokenizer: Any) -> None:
@@ -433,7 +437,7 @@ class TextStream:
     def step(self, token_ids: Sequence[int]) -> str:
         try:
             return self._stream.step(self._tokenizer, list(token_ids)) or ""
-        except Exception:  # tokenizers has no class for it: "Invalid prefix encountered", from here on at each step
+        except Exception:  # a bare one of tokenizers, "Invalid prefix encountered", here and in all later steps
             return ""
 
 
@@ -445,16 +449,17 @@ def _day(text: str) -> datetime:
 
 
 def _opened(opened: str, whole: str, dropped: str) -> str:
-    """What comes before the text of a last turn that is there: the prefill may be in it where earlier ones lose it."""
+    """Returns what comes before the text of the last turn, which may keep a prefill that earlier turns lose."""
     return opened if whole.startswith(opened) else opened.removesuffix(dropped)
 
 
 def _compare(pieces: str, whole: str) -> None:
+    """Raises TemplateError with the first difference of two renderings."""
     if pieces == whole:
         return
     at = next((n for n, (a, b) in enumerate(zip(pieces, whole, strict=False)) if a != b), min(len(pieces), len(whole)))
     raise TemplateError(
         "the chat template is not append-only: rendered turn by turn it differs from the whole conversation at "
         f"character {at}: {pieces[at : at + 40]!r} against {whole[at : at + 40]!r} (after "
-        f"{whole[max(0, at - 40) : at]!r}). Use a template that leaves earlier turns as they were."
+        f"{whole[max(0, at - 40) : at]!r}). Fix: use a template that leaves earlier turns unchanged"
     )

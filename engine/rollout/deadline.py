@@ -1,6 +1,6 @@
 """The wall time of a trajectory.
 
-Invariant: what it waits for a place on a replica does not count; everything else does, over all its attempts together.
+Invariant: its waits for a place on a replica do not count; everything else does, over all its attempts together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 
 class TrajectoryDeadline:
-    """`async with deadline.timeout() as budget` for one attempt after another, and `with deadline.paused()` inside."""
+    """Bounds all attempts: `async with deadline.timeout() as budget` around each, `with deadline.paused()` inside."""
 
     def __init__(self, seconds: float) -> None:
         self._now = asyncio.get_running_loop().time
@@ -25,8 +25,8 @@ class TrajectoryDeadline:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Several waits at once count once, from the beginning of the first to the end of the last."""
-        if not self._waits and self._now() >= self._ends_at:  # the end is on its way, and nothing holds it up
+        """Stops the clock. Overlapping pauses count once, from the beginning of the first to the end of the last."""
+        if not self._waits and self._now() >= self._ends_at:  # the deadline has passed, and a pause must not revoke it
             yield
             return
         if not self._waits:
@@ -42,5 +42,5 @@ class TrajectoryDeadline:
                 self._reschedule(self._ends_at)
 
     def _reschedule(self, when: float | None) -> None:
-        with suppress(RuntimeError):  # an attempt that has ended, or is about to
+        with suppress(RuntimeError):  # the attempt has ended or is being cancelled
             self._timeout.reschedule(when)

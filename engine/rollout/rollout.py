@@ -1,17 +1,17 @@
-"""Multi-turn rollouts: tokens stream in, tool calls leave the moment their closing tag is there.
+"""Multi-turn rollouts: tokens stream in, and a tool call is dispatched the moment its closing tag is there.
 
 Invariants
 - The token buffer of a trajectory is append-only; every sampled token has a log-probability and a weight version.
 - A tool call is dispatched in the loop tick that delivered its closing tag, while the turn goes on; its result is
   awaited only when the turn has ended. Each call gets exactly one response; a malformed one is told why. A call that
-  the trajectory's end cuts off is recorded as killed. The one exception is asked for: `surplus_calls="drop"`.
+  the trajectory's end cuts off is recorded as killed. The only exception is `surplus_calls="drop"`.
 - A failure of ours (replica, sandbox) makes a typed error, never a response to the model and never a reward.
-- Every trajectory ends: token, turn, call and wall-time budgets are checked here. A wait for a place on a replica is
-  not the model's time: it ends with a place or with the fleet.
-- A trajectory whose turn is superseded by new weights begins again from its prompt, with fresh tools; the tokens that
-  it had are counted as discarded.
-- A trajectory that a journal holds goes on from the end of its last turn. The calls of a stateful tool are run again
-  for its state; if one then answers otherwise, the trajectory begins again.
+- Every trajectory ends: token, turn, call and wall-time budgets are checked here. A wait for a place on a replica does
+  not count as wall time; it ends with a place or with the fleet.
+- A trajectory whose turn is superseded by new weights begins again from its prompt, with fresh tools; its tokens so far
+  are counted as discarded.
+- A trajectory that a journal holds continues after its last recorded turn. The calls of a stateful tool are run again
+  to rebuild its state; if one then answers differently, the trajectory begins again.
 - A stateful tool is opened once for each trajectory and closed with it, however it ends; a trajectory that moves to
   another replica keeps it.
 """
@@ -55,22 +55,20 @@ class RolloutConfig:
     max_tokens: int = 256
     """Prompt, sampled and tool tokens together."""
     max_response_tokens: int | None = None
-    """Sampled and tool tokens, as papers count a response. None: what the prompt leaves of `max_tokens`."""
+    """Sampled and tool tokens together, as papers count a response. None: what the prompt leaves of `max_tokens`."""
     max_turns: int = 4
     max_calls_per_turn: int | None = 8
     """None: as many as the model writes."""
     surplus_calls: SurplusCalls = "refuse"
-    """Calls of a turn beyond these: "refuse" answers each with an error; "drop" takes no notice of them, neither in
-    what the model reads nor in what is counted. None of them is run.
+    """What happens to calls beyond `max_calls_per_turn`, none of which is run. "refuse": each is answered with an
+    error. "drop": they are ignored, both in what the model reads and in what is counted.
     """
     temperature: float = 1.0
-    """Another one is for evaluations: what it samples cannot be trained (`algo.group.batch.make_batch`)."""
+    """Other values are for evaluations: what they sample cannot be trained (`algo.group.batch.make_batch`)."""
     top_p: float = 1.0
-    """Another one is for evaluations and answers too."""
+    """Other values are for evaluations and for serving."""
     deadline_s: float = 120.0
-    """Seconds that a trajectory may take. Its waits for a place on a replica do not count: the model can do nothing
-    for them.
-    """
+    """Seconds that a trajectory may take, not counting its waits for a place on a replica."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_response_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
@@ -83,7 +81,7 @@ class RolloutConfig:
     def limited_for(self, prompt: Prompt) -> RolloutConfig:
         """Returns this configuration with the limits of the prompt.
 
-        Raises ValueError for more tokens than the run has room for.
+        Raises ValueError if they allow more tokens than the run has room for.
 
         >>> from engine.types import PromptLimits
         >>> prompt = Prompt(id="p", messages=(), answer="", limits=PromptLimits(max_turns=2))
@@ -95,12 +93,12 @@ class RolloutConfig:
         given = {field.name: getattr(prompt.limits, field.name) for field in fields(prompt.limits)}
         given = {name: value for name, value in given.items() if value is not None}
         if given.get("max_tokens", 0) > self.max_tokens:
-            room = f"the run has room for {self.max_tokens}"
-            raise ValueError(f"prompt {prompt.id}: limits.max_tokens is {given['max_tokens']}, and {room}")
+            room = f"must be at most the run's {self.max_tokens}"
+            raise ValueError(f"prompt {prompt.id}: limits.max_tokens {room}, got {given['max_tokens']}")
         return replace(self, **given)
 
     def longest(self, prompt_tokens: int) -> int:
-        """Tokens that a trajectory with this prompt may have in all.
+        """Returns how many tokens a trajectory with this prompt may have in all.
 
         >>> RolloutConfig(max_tokens=100, max_response_tokens=60).longest(30)
         90
@@ -111,21 +109,21 @@ class RolloutConfig:
 
 
 def derive_seed(run_seed: int, prompt_id: str, sample: int | str, turn: int) -> int:
-    """63-bit seed of one turn: blake2b of (run seed, prompt, sample, turn)."""
+    """Returns the 63-bit seed of one turn: blake2b of (run seed, prompt, sample, turn)."""
     digest = hashlib.blake2b(f"{run_seed}/{prompt_id}/{sample}/{turn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(slots=True)
 class Tally:
-    """The tokens that a rollout has sampled so far, whatever becomes of it."""
+    """Counts the tokens that a rollout has sampled so far, whatever becomes of it."""
 
     tokens: int = 0
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Over all Rollouts that come from one: the tokens that were sampled."""
+    """Counts the tokens sampled by all Rollouts that derive from one."""
 
     tokens: int = 0
 
@@ -133,8 +131,8 @@ class _Counts:
 class Rollouts:
     """Rolls prompts out on a fleet with tools; one instance serves any number of concurrent trajectories.
 
-    The model is shown the tools where the chat template shows tools, unless the chat's configuration says otherwise. A
-    prompt that names tools is offered only those.
+    The chat template shows the model the tools if it can, unless the chat's configuration says otherwise. A prompt that
+    names tools is offered only those.
     """
 
     def __init__(
@@ -146,8 +144,8 @@ class Rollouts:
         timeline: Timeline,
         seed: int,
     ) -> None:
-        """tools: a plain function becomes a FunctionTool. Raises ValueError for two tools of one name, TemplateError
-        where the template is unusable with the tools.
+        """tools: a plain function becomes a FunctionTool. Raises BadInput for two tools of one name, TemplateError if
+        the template is unusable with the tools.
         """
         tools = as_tools(tools)
         if len({tool.name for tool in tools}) < len(tools):
@@ -166,11 +164,11 @@ class Rollouts:
 
     @property
     def tokens_sampled(self) -> int:
-        """Tokens sampled so far, those of Rollouts that `with_config` made of it included."""
+        """Tokens sampled so far, including those of Rollouts that `with_config` made from this one."""
         return self._counts.tokens
 
     def with_config(self, config: RolloutConfig) -> Rollouts:
-        """The same with other budgets or another temperature, for an evaluation, say. Both can be used at once.
+        """Returns a copy with other budgets or another temperature, for an evaluation, say. Both can be used at once.
 
         The replicas' `max_model_len` and the balancer's `max_tokens` must allow the larger of the two budgets.
         """
@@ -179,16 +177,16 @@ class Rollouts:
         return other
 
     def on(self, fleet: Fleet, timeline: Timeline) -> Rollouts:
-        """The same on another fleet, which nobody else uses."""
+        """Returns a copy for another fleet, which nobody else may use."""
         return Rollouts(self.config, self._chat, fleet, self._tools, timeline, self.seed)
 
     def _offer(self, names: tuple[str, ...] | None, prompt_id: str = "") -> _Offer:
-        """What a prompt that names these tools is offered. Raises ValueError for a tool that is not there."""
+        """Returns what a prompt that names these tools is offered. Raises ValueError for an unknown tool."""
         if names not in self._offers:
             known = {tool.name: tool for tool in self._tools}
             unknown = [name for name in names or () if name not in known]
             if unknown:
-                raise ValueError(f"prompt {prompt_id}: no tool {unknown[0]!r} (there is: {', '.join(known)})")
+                raise ValueError(f"prompt {prompt_id}: no tool {unknown[0]!r}. Fix: name one of {', '.join(known)}")
             tools = self._tools if names is None else [known[name] for name in dict.fromkeys(names)]
             shown = self._chat.with_tools([schema(tool) for tool in tools])
             self._offers[names] = _Offer(tools=tools, chat=shown)
@@ -197,10 +195,10 @@ class Rollouts:
     async def run(
         self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None, log: Log | None = None
     ) -> Trajectory:
-        """One trajectory of prompt. Never raises for what the model, the tool's code or a replica did.
+        """Returns one trajectory of a prompt. Never raises for what the model, a tool's code or a replica did.
 
-        tally: counts its sampled tokens; the only trace of them when it is cancelled. log: what a journal holds of it,
-        from which it goes on, and where its turns are written down.
+        tally: counts its sampled tokens; the only trace of them if it is cancelled. log: the journal of the trajectory,
+        which continues after the turns recorded there and records its own.
         """
         started_at = self._timeline.now()
         tally = tally or Tally()
@@ -216,7 +214,7 @@ class Rollouts:
 
 
 async def _opened(tool: StatefulTool, opened: AsyncExitStack) -> Tool:
-    """The tool of a trajectory, until `opened` closes. Raises WrongPart where `open` gives none."""
+    """Returns a trajectory's tool, which `opened` closes. Raises WrongPart if the tool's `open` gives none."""
     with parts.no_exit("tool", tool):
         made = tool.open()
         if not hasattr(made, "__aenter__"):
@@ -271,7 +269,7 @@ class _Rollout:
             self.text = [so_far.text]
 
     async def run(self, opened: AsyncExitStack, deadline: TrajectoryDeadline, started_at: float) -> Trajectory:
-        """Raises Superseded when it has to begin again."""
+        """Returns the trajectory. Raises Superseded if it has to begin again."""
         self.paused = deadline.paused
         lane = self.timeline.lanes["trajectories"].take()
         error, stop = None, None
@@ -283,14 +281,14 @@ class _Rollout:
                 stop = await self._turns(lane)
         except TimeoutError:
             if not budget.expired():
-                raise  # a tool's bug, not our deadline
+                raise  # a bug of a tool, not our deadline
             stop = StopReason.DEADLINE
         except ReplicaDied as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.REPLICA, message=str(failure))
         except ToolLost as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.SANDBOX, message=str(failure))
         finally:
-            self.fleet.trajectory_ended(self.key, len(self.buffer), finished=stop in _BY_ITSELF)
+            self.fleet.trajectory_ended(self.key, len(self.buffer), finished=stop in _ENDED_BY_ITSELF)
             self.timeline.lanes["trajectories"].give(lane)
         return Trajectory(
             prompt=self.prompt,
@@ -309,9 +307,9 @@ class _Rollout:
         )
 
     async def _rebuild(self) -> None:
-        """Runs the calls of turns that the journal holds again, for tools that keep state.
+        """Runs the recorded calls of stateful tools again, to rebuild their state.
 
-        Raises Superseded when they answer otherwise than they did, or the turns may not be gone on with.
+        Raises Superseded if a call answers differently, or if the weights no longer let the recorded turns continue.
         """
         if self.turns and self.fleet.config.on_update == "restart" and self.buffer.version != self.fleet.version:
             raise Superseded(f"trajectory {self.key} began under version {self.buffer.version}")
@@ -319,18 +317,18 @@ class _Rollout:
         for use in [use for turn in self.turns for use in turn.tool_uses if use.executed and use.name in stateful]:
             reply = await parts.call("tool", self.tools[use.name], json.loads(use.arguments))
             if (reply.outcome, reply.text) != (use.outcome, use.response):
-                raise Superseded(f"trajectory {self.key}: a call that was run again answers {reply.text!r}")
+                raise Superseded(f"trajectory {self.key}: a call that was run again now answers {reply.text!r}")
 
     async def _turns(self, lane: int) -> StopReason:
-        while (stop := self._follow()) is None:
+        while (stop := self._stop_or_respond()) is None:
             await self._turn(lane)
             if self.log.on:
                 whole = Piece(**self.buffer.arrays(), turns=tuple(self.turns), text="".join(self.text))
                 self.log.grow(whole, self.tally.tokens)
         return stop
 
-    def _follow(self) -> StopReason | None:
-        """What follows the turns so far: the end, or what the tools answered and another turn."""
+    def _stop_or_respond(self) -> StopReason | None:
+        """Returns why the trajectory ends after its turns so far, or else appends the tools' responses to it."""
         if not self.turns:
             return StopReason.LENGTH if len(self.buffer) >= self.longest else None
         turn = self.turns[-1]
@@ -341,7 +339,7 @@ class _Rollout:
         if len(self.turns) == self.config.max_turns:
             return StopReason.TURNS
         given = self.chat.tool_ids([use.response for use in turn.tool_uses])
-        if self.buffer.ids[-1] != self.chat.end_of_turn:  # another end token of the model's, of generation_config.json
+        if self.buffer.ids[-1] != self.chat.end_of_turn:  # the model has other end tokens too (generation_config.json)
             given = [self.chat.end_of_turn, *given]
         if len(self.buffer) + len(given) >= self.longest:
             return StopReason.LENGTH
@@ -349,9 +347,9 @@ class _Rollout:
         return None
 
     async def _turn(self, lane: int) -> None:
-        """Generates one turn; its calls run in a task each and end before this returns.
+        """Generates one turn. Each of its calls runs in a task, which ends before this returns.
 
-        A turn that is cut short (deadline, failure) is recorded with the tokens and the calls that it has.
+        A turn that is cut short (deadline, failure) is recorded with the tokens and calls that it has.
         """
         start = len(self.buffer)
         turn = TurnInProgress(start=start, read=start, queued_at=self.timeline.now(), stream=self.chat.stream())
@@ -393,7 +391,7 @@ class _Rollout:
                 buffer.append_sampled(delta)
                 self.owner._counts.tokens += len(delta.token_ids)
                 if not closing.isdisjoint(delta.token_ids):
-                    # Up to that token only: a character that is not whole yet would hold back the text before it.
+                    # Read up to that token only: an incomplete character after it would hold its text back.
                     after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closing)
                     self._read(turn, tools, len(buffer) - after)
         for version, begin, end in delta.spans:
@@ -406,7 +404,7 @@ class _Rollout:
                 self._dispatch(call, turn, tools)
 
     def _read(self, turn: TurnInProgress, tools: asyncio.TaskGroup, end: int) -> None:
-        """The parser reads what was sampled since it last did, up to `end`."""
+        """Lets the parser read the tokens up to `end`, and dispatches the calls that they complete."""
         text = turn.stream.step(self.buffer.ids[turn.read : end])
         turn.read = end
         turn.read_chars += len(text)
@@ -438,7 +436,7 @@ class _Rollout:
         )
 
     def _record(self, call: PendingToolCall, turn_finished_at: float) -> ToolUse:
-        """What the trajectory keeps of a call, and its span in the timeline if it was run."""
+        """Returns the record of a call. Adds its span to the timeline if it was run."""
         use = call.use(turn_finished_at)
         if call.lane is not None:
             after_ms = round((turn_finished_at - call.dispatched_at) * 1e3, 3)
@@ -454,7 +452,7 @@ class _Rollout:
         return use
 
     def _dispatch(self, call: ToolCall | MalformedCall, turn: TurnInProgress, tools: asyncio.TaskGroup) -> None:
-        """Starts the call, or answers it at once where it is not to be run; takes no notice of one that is dropped."""
+        """Starts a call, or answers it at once if it may not run. Ignores a surplus call that is to be dropped."""
         if self._is_surplus(turn) and self.config.surplus_calls == "drop":
             return
         now = self.timeline.now()
@@ -462,9 +460,9 @@ class _Rollout:
             turn.calls.append(PendingToolCall.malformed(reason=call.reason, now=now))
             return
         arguments = json.dumps(call.arguments)
-        refused = self._why_not(call, turn)
-        if refused is not None:
-            turn.calls.append(PendingToolCall.refused(name=call.name, arguments=arguments, reason=refused, now=now))
+        refusal = self._refusal(call, turn)
+        if refusal is not None:
+            turn.calls.append(PendingToolCall.refused(name=call.name, arguments=arguments, reason=refusal, now=now))
             return
         lanes = self.timeline.lanes["tool calls"]
         lane = lanes.take()
@@ -474,8 +472,8 @@ class _Rollout:
         task = tools.create_task(running, name=f"tool-{self.key}-{len(turn.calls)}")
         task.add_done_callback(lambda _: lanes.give(lane))
 
-    def _why_not(self, call: ToolCall, turn: TurnInProgress) -> str | None:
-        """Why a call is not run, for the model to read; None: it is run."""
+    def _refusal(self, call: ToolCall, turn: TurnInProgress) -> str | None:
+        """Returns why a call may not run, for the model to read, or None."""
         if call.name not in self.tools:
             return f"NameError: no tool {call.name!r} (there is: {', '.join(self.tools)})"
         if self._is_surplus(turn):
@@ -483,10 +481,10 @@ class _Rollout:
         return None
 
     def _is_surplus(self, turn: TurnInProgress) -> bool:
-        """Whether a call of the turn that is read now is beyond those that a turn may have."""
+        """Returns whether a further call exceeds the limit of the turn."""
         limit = self.config.max_calls_per_turn
         return limit is not None and len(turn.calls) >= limit
 
 
 _NO_JOURNAL = Journal()
-_BY_ITSELF = (StopReason.ANSWER, StopReason.TURNS, StopReason.LENGTH)
+_ENDED_BY_ITSELF = (StopReason.ANSWER, StopReason.TURNS, StopReason.LENGTH)

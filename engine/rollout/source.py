@@ -1,4 +1,4 @@
-"""What makes trajectories of prompts: our own loop, or an agent of the user's."""
+"""The protocol of whatever makes trajectories of prompts: our own loop, or an agent of the user's."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class RolloutSource(Protocol):
 
     @property
     def tokens_sampled(self) -> int:
-        """So far, whatever became of them."""
+        """Tokens sampled so far, whatever became of them."""
         ...
 
     async def run(
         self, prompt: Prompt, sample: int, group: int, *, tally: Tally | None = None, log: Log | None = None
     ) -> Trajectory:
-        """One trajectory. Never raises for what the model, a tool or a replica did; its error says it. Cancelled, it
-        leaves nothing behind.
+        """Returns a trajectory. Never raises for what the model, a tool or a replica did, which the trajectory's error
+        tells. Leaves nothing behind when it is cancelled.
 
-        group: that of trajectories which begin with the same prompt. tally: counts sampled tokens as they come. log:
-        what a journal holds of it.
+        group: shared by the trajectories that begin with the same prompt. tally: counts sampled tokens as they come.
+        log: what a journal holds of the trajectory.
         """
         ...

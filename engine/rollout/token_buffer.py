@@ -1,9 +1,9 @@
 """The tokens of one trajectory while it grows.
 
 Invariants
-- Append-only: what was appended is never changed, so that a request may read the ids while the next ones come.
+- It is append-only: what was appended never changes, so a request may read the ids while more of them come.
 - Every sampled token has a log-probability and a weight version; nothing else has.
-- Memory is eight bytes per token: trajectories of many thousand tokens live by the thousand.
+- It takes eight bytes per token, since thousands of trajectories with many thousand tokens each may be alive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.types import Bools, Floats, Ids
 
 
 class TokenBuffer:
-    """Begins with the ids of the prompt. `ids` is for reading.
+    """Begins with the ids of the prompt. Callers may read `ids` but not change it.
 
     >>> buffer = TokenBuffer([5, 6])
     >>> buffer.append_sampled(Delta([7], [-0.5], "stop", version=3))
@@ -40,7 +40,7 @@ class TokenBuffer:
 
     @classmethod
     def of(cls, ids_T: Ids, sampled_T: Bools, logprobs_T: Floats, versions_T: Ids) -> TokenBuffer:
-        """The buffer whose `arrays` these are."""
+        """Returns the buffer whose `arrays` these are."""
         buffer = cls(ids_T.tolist())
         buffer._logprobs.extend(logprobs_T[sampled_T].tolist())
         buffer._given = [(begin, end) for given, begin, end in _runs(~sampled_T) if given]
@@ -56,7 +56,7 @@ class TokenBuffer:
         return len(self.ids)
 
     def append_sampled(self, delta: Delta) -> None:
-        """The delta's version holds from here on; its spans are left to `label`."""
+        """Appends the tokens of a delta, under its version. The caller applies its spans with `label`."""
         assert len(delta.logprobs) == len(delta.token_ids), delta
         if delta.version != self._version:
             self._version = delta.version
@@ -65,16 +65,16 @@ class TokenBuffer:
         self._logprobs.extend(delta.logprobs)
 
     def append_given(self, token_ids: Sequence[int]) -> None:
-        """What the policy did not sample: tool responses."""
+        """Appends tokens that the policy did not sample: tool responses."""
         self._given.append((len(self.ids), len(self.ids) + len(token_ids)))
         self.ids.extend(token_ids)
 
     def label(self, version: int, begin: int, end: int) -> None:
-        """The tokens [begin, end) were sampled by this version after all, whatever their deltas said."""
+        """Gives the tokens [begin, end) this version, whatever their deltas said."""
         self._versions.append((version, begin, end))
 
     def arrays(self) -> dict[str, Any]:
-        """token_ids_T, sampled_T, logprobs_T and versions_T as in `Trajectory`, copied."""
+        """Returns copies of token_ids_T, sampled_T, logprobs_T and versions_T, as in `Trajectory`."""
         size = len(self.ids)
         sampled_T = np.ones(size, np.bool_)
         for begin, end in self._given:
@@ -90,7 +90,7 @@ class TokenBuffer:
 
 
 def _runs(values_T: NDArray[Any]) -> list[tuple[int, int, int]]:
-    """(value, begin, end) of each stretch of equal values."""
+    """Returns (value, begin, end) of each stretch of equal values."""
     cuts = np.flatnonzero(np.diff(values_T)) + 1
     bounds = [0, *cuts.tolist(), len(values_T)]
     return [(int(values_T[begin]), begin, end) for begin, end in pairwise(bounds) if end > begin]

@@ -1,8 +1,8 @@
 """Tool calls as data sets write them: a message's `tool_calls`, which a chat template renders.
 
 Invariants
-- The text that a template makes of calls is one in which a rollout finds the same calls, in the same order.
-- What Arrow fills in is left out: a column of objects has every field of every row, null where a row lacks it.
+- In the text that a template makes of calls, a rollout finds the same calls in the same order.
+- Fields that Arrow adds are left out: in a column of objects each row has the fields of all rows, null if it lacks one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 
 
 def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as templates take them: contents are strings, arguments of calls are objects.
+    """Returns the messages as templates take them: contents are strings, arguments of calls are objects.
 
-    A call without arguments, which some clients write as an empty text, has an empty object. Raises ValueError naming
+    A call without arguments, which some clients write as an empty text, gets an empty object. Raises ValueError naming
     message and field.
 
     >>> function = {"name": "python", "arguments": '{"code": "1"}'}
     >>> normalize([{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}])[0]["content"]
     ''
     """
-    found = []
+    normalized = []
     for at, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {at}: must be an object with a role, got {message!r}")
@@ -36,13 +36,15 @@ def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if content and content != content.encode(errors="replace").decode():  # half a surrogate pair has no tokens
             raise ValueError(f"message {at}: content must be text, got {content!r}")
         if calls and message["role"] != "assistant":
-            raise ValueError(f"message {at}: tool_calls are the assistant's, got some of role {message['role']!r}")
+            raise ValueError(f"message {at}: only role 'assistant' may have tool_calls, got {message['role']!r}")
         rest = {name: value for name, value in message.items() if name != "tool_calls" and value is not None}
-        found.append({**rest, "content": content or ""})
+        normalized.append({**rest, "content": content or ""})
         if calls:
             fields = (f"message {at}: tool_calls[{number}].function" for number in range(len(calls)))
-            found[-1]["tool_calls"] = [_normalize_call(call, field) for call, field in zip(calls, fields, strict=True)]
-    return found
+            normalized[-1]["tool_calls"] = [
+                _normalize_call(call, field) for call, field in zip(calls, fields, strict=True)
+            ]
+    return normalized
 
 
 def without_nulls(value: Any) -> Any:
@@ -59,7 +61,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def decoded_arguments(text: str) -> Any:
-    """The arguments of a call that are written as JSON; of a call without any the text is blank.
+    """Returns the arguments of a call from their JSON. Blank text stands for none.
 
     Raises ValueError or RecursionError.
 
@@ -70,8 +72,8 @@ def decoded_arguments(text: str) -> Any:
 
 
 def check_template_keeps_calls(text: str, messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError unless the text, a template's of the last message, begins with its content and has its calls,
-    and no other.
+    """Raises ValueError unless the last message, which the template rendered as `text`, begins with its content and has
+    exactly its calls.
     """
     parser, message = ToolCallParser(), messages[-1]
     read = [*parser.feed(text), *parser.finish()]

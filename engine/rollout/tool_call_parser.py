@@ -4,8 +4,8 @@ Invariants
 - The calls and their order do not depend on how the text is cut into deltas.
 - A call comes out at the delta that completes its closing tag, as a completely decoded JSON object or as malformed.
 - A closing tag inside a JSON string does not close the call; a call that is never closed is never executed.
-- A bad call spoils no other: one with an unbalanced quote, which hides its closing tag, ends there after all; unless it
-  hides more than HIDDEN tags, each of which would have the text behind it read once more.
+- A malformed call spoils no other. If an unbalanced quote hides its closing tag, the call ends there all the same,
+  unless the quote hides more than HIDDEN tags: for each of them the text after it is read again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HIDDEN = 64
-DEEPEST = 100  # objects and lists within each other: whoever takes a call can walk it on any stack
+DEEPEST = 100  # levels of objects and lists, so that recursive code can walk a call on any stack
 _IN_BODY, _IN_STRING = re.compile('["<]'), re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
@@ -33,14 +33,14 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MalformedCall:
-    """A call that could not be decoded; reason is what the model is told."""
+    """A call that could not be decoded. reason: what the model is told."""
 
     text: str
     reason: str
 
 
 class ToolCallParser:
-    """One parser per assistant turn.
+    """Parses one assistant turn.
 
     >>> parser = ToolCallParser()
     >>> parser.feed('I compute. <tool_call>{"name": "python", "argum')
@@ -61,7 +61,7 @@ class ToolCallParser:
         self._tag = ""  # tail of the body that may be the beginning of the closing tag
 
     def feed(self, text: str) -> list[ToolCall | MalformedCall]:
-        """The calls that this text completes."""
+        """Returns the calls that this text completes."""
         calls: list[ToolCall | MalformedCall] = []
         while text:
             if self._body is None:
@@ -78,7 +78,7 @@ class ToolCallParser:
         return calls
 
     def finish(self) -> list[ToolCall | MalformedCall]:
-        """Ends the turn: returns what is still open, as malformed calls, and what an unbalanced quote has hidden."""
+        """Ends the turn. Returns an unclosed call, as malformed, and calls that an unbalanced quote has hidden."""
         calls: list[ToolCall | MalformedCall] = []
         while self._body is not None:
             body = "".join(self._body)
@@ -90,7 +90,7 @@ class ToolCallParser:
         return calls
 
     def _search(self, text: str) -> str:
-        """Outside a call: finds the opening tag, returns what follows it."""
+        """Looks for the opening tag, outside a call. Returns the text after it."""
         text = self._outside + text
         at = text.find(OPEN)
         if at < 0:
@@ -102,7 +102,9 @@ class ToolCallParser:
         return text[at + len(OPEN) :]
 
     def _collect(self, text: str) -> tuple[str | None, str]:
-        """Inside a call: its body once the closing tag came outside a JSON string, and the text after it."""
+        """Looks for the closing tag, inside a call and outside a JSON string. Returns the call's body, or None if the
+        tag has not come, and the text after it.
+        """
         assert self._body is not None
         at = 0
         while at < len(text):
@@ -120,17 +122,17 @@ class ToolCallParser:
                 self._escaped = False
                 at += 1
             elif self._in_string:
-                found = _IN_STRING.match(text, at)
-                assert found is not None
-                at = found.end() + 1
-                if at <= len(text):  # beyond the string's end, or a backslash that is the last character
+                inside = _IN_STRING.match(text, at)
+                assert inside is not None
+                at = inside.end() + 1
+                if at <= len(text):  # text[at - 1] is the closing quote, or a backslash that ends the text
                     self._in_string = self._escaped = text[at - 1] != '"'
             else:
-                found = _IN_BODY.search(text, at)
-                if found is None:
+                mark = _IN_BODY.search(text, at)
+                if mark is None:
                     break
-                at = found.end()
-                self._in_string = found[0] == '"'
+                at = mark.end()
+                self._in_string = mark[0] == '"'
                 self._tag = "" if self._in_string else "<"
         self._body.append(text)
         return None, ""
@@ -152,7 +154,7 @@ def _depth(value: Any) -> int:
 def _decode(body: str) -> ToolCall | MalformedCall:
     try:
         call = json.loads(body, parse_constant=_refuse)
-        _STRICT.encode(call).encode()  # half a surrogate pair, 1e999
+        _STRICT.encode(call).encode()  # refuses half a surrogate pair, and 1e999
         if body.count("{") + body.count("[") > DEEPEST and _depth(call) > DEEPEST:
             raise ValueError(f"nested more than {DEEPEST} deep")
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""One turn under way: what was read of it, and its tool calls.
+"""A turn in progress: how far it was read, and its tool calls.
 
 Invariants
-- Each call has exactly one reply; one that the trajectory's end cuts off is recorded as killed.
+- Each call has exactly one reply; a call that the trajectory's end cuts off is recorded as killed.
 - A call whose infrastructure failed raises ToolLost: it is not the model's fault, and the trajectory is not trained.
 """
 
@@ -42,19 +42,19 @@ class PendingToolCall:
 
     @classmethod
     def closed(cls, *, name: str, arguments: str, now: float, lane: int) -> PendingToolCall:
-        """A call that `run` is to follow."""
+        """Returns a call that is about to `run`."""
         return cls(name=name, arguments=arguments, closed_at=now, dispatched_at=now, finished_at=now, lane=lane)
 
     @classmethod
     def malformed(cls, *, reason: str, now: float) -> PendingToolCall:
-        """A call that could not be decoded, which the model is told."""
+        """Returns a call that could not be decoded; its reply tells the model why."""
         return cls._answered(
             name="", arguments="{}", now=now, reply=_not_run(outcome="malformed", text=f"FormatError: {reason}")
         )
 
     @classmethod
     def refused(cls, *, name: str, arguments: str, reason: str, now: float) -> PendingToolCall:
-        """A call that is answered with an error and not run."""
+        """Returns a call that is answered with an error and not run."""
         return cls._answered(name=name, arguments=arguments, now=now, reply=_not_run(outcome="error", text=reason))
 
     @classmethod
@@ -62,7 +62,7 @@ class PendingToolCall:
         return cls(name=name, arguments=arguments, closed_at=now, dispatched_at=now, finished_at=now, reply=reply)
 
     async def run(self, tool: Tool, arguments: Mapping[str, Any], timeline: Timeline) -> None:
-        """Raises ToolLost, and WrongPart for an answer that is no ToolReply."""
+        """Runs the tool and keeps its reply. Raises ToolLost, and WrongPart for an answer that is no ToolReply."""
         self.dispatched_at = timeline.now()
         try:
             with no_foreign_cancel(f"tool {self.name!r}"):
@@ -73,7 +73,7 @@ class PendingToolCall:
                     'Fix: return ToolReply(outcome="ok", text=...)'
                 )
             text = reply.text.encode(errors="replace").decode()  # half a surrogate pair has no tokens
-            self.reply = replace(reply, text=text)  # plain, whatever string it was: the journal takes no other
+            self.reply = replace(reply, text=text)  # now a plain str; the journal takes no subclass
         except WrongPart:
             raise
         except Exception as error:
@@ -85,7 +85,7 @@ class PendingToolCall:
             raise ToolLost(self.reply.text or "the sandbox lost the call")
 
     def use(self, turn_finished_at: float) -> ToolUse:
-        """The record of it, at the turn's end."""
+        """Returns the record of the call, at the turn's end."""
         reply = self.reply or _UNANSWERED
         return ToolUse(
             name=self.name,
@@ -103,16 +103,14 @@ class PendingToolCall:
 
 @dataclass(kw_only=True, slots=True)
 class TurnInProgress:
-    """A turn under way."""
-
     start: int
-    read: int  # up to where the parser has read, in tokens
+    read: int  # the position of the first token that the parser has not read
     queued_at: float
     stream: TextStream
     started_at: float = 0.0
     finished_at: float | None = None  # None: cut short while it was generated
-    read_chars: int = 0  # of the turn's text
-    text: str = ""  # once the turn has ended by itself
+    read_chars: int = 0  # characters of the turn's text that the parser has read
+    text: str = ""  # set once the turn has ended by itself
     replica: int = -1
     cached_tokens: int = 0
     finish: str | None = None

@@ -145,7 +145,7 @@ def test_a_prompts_limits_are_within_those_of_the_run():
     prompt = Prompt(id="p", messages=(), answer="", limits=PromptLimits(max_tokens=50, max_turns=2))
     limited = config.limited_for(prompt)
     assert (limited.max_tokens, limited.max_turns) == (50, 2)
-    with pytest.raises(ValueError, match=r"prompt p: limits\.max_tokens is 50"):
+    with pytest.raises(ValueError, match=r"prompt p: limits\.max_tokens must be at most the run's 40, got 50"):
         RolloutConfig(max_tokens=40).limited_for(prompt)
     with pytest.raises(ValueError, match=r"limits\.max_turns"):
         PromptLimits(max_turns=0)

@@ -170,7 +170,7 @@ STRIPS_EARLIER_REASONING = HERMES.replace(
         (HERMES.replace("{{ m.content }}\n</tool", "\n</tool"), "does not render messages of role 'tool'"),
         (
             HERMES.replace("{{ m.content }}\n</tool", "{{ m.content | tojson }}\n</tool"),
-            r"writes a tool's response in other characters.*<tool_response>.*Fix: a template",
+            r"changes the text of a tool's response.*<tool_response>.*Fix: use a template",
         ),
         (
             HERMES.replace("{% else %}<|im_start|>", "{% else %}{{ raise_exception('no tools') if 0 }}").replace(

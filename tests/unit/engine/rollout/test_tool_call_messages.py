@@ -117,7 +117,7 @@ def with_calls(*calls, content=""):
         (with_calls({"function": GOOD}, content="<tool_call>{"), "where a rollout reads"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "content must be a string, got None"),
         ({"role": "assistant", "content": "a \ud83d"}, r"content must be text, got 'a \\ud83d'"),
-        ({"role": "user", "content": "", "tool_calls": [{"function": GOOD}]}, "the assistant's, .* role 'user'"),
+        ({"role": "user", "content": "", "tool_calls": [{"function": GOOD}]}, "only role 'assistant' .* got 'user'"),
         ({"content": "x"}, "must be an object with a role, got {'content': 'x'}"),
         ("x", "must be an object with a role, got 'x'"),
     ],
