@@ -1,7 +1,7 @@
-"""A published adapter as the folder that vLLM loads. Imports nothing heavy.
+"""Turns a published adapter into the folder that vLLM loads. Imports nothing heavy.
 
 The learner publishes one safetensors file with peft's settings in its header (`algo.learner.state.publish`), so that
-adapters travel to other hosts the way that weights do.
+adapters travel to other hosts as weights do.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 
 def peft_folder(file: Path) -> Path:
-    """The folder beside a published adapter that names it as peft does; made if it is not there.
+    """Makes the folder beside a published adapter, with the file names that peft uses, and returns it.
 
-    Raises ValueError for a file that holds no adapter, OSError where it cannot be read or the folder not be made.
+    Raises ValueError if the file holds no adapter, OSError if it cannot be read or the folder cannot be made.
     """
     with file.open("rb") as opened:
         header = opened.read(int.from_bytes(opened.read(8), "little"))
@@ -30,8 +30,8 @@ def peft_folder(file: Path) -> Path:
         ("adapter_config.json", lambda path: path.write_text(settings)),
         ("adapter_model.safetensors", lambda path: path.symlink_to(file.resolve())),
     ):
-        beside = folder / f".{name}-{os.getpid()}"  # other replicas of this host do the same
-        beside.unlink(missing_ok=True)
-        make(beside)
-        beside.replace(folder / name)
+        temporary = folder / f".{name}-{os.getpid()}"  # other replicas of this host may write the same folder now
+        temporary.unlink(missing_ok=True)
+        make(temporary)
+        temporary.replace(folder / name)
     return folder

@@ -13,34 +13,34 @@ from typing import Any
 
 from sandbox.require import at_least, none_or, one_of, require, within
 
-# Set before torch and vLLM are imported, inherited by the engine processes:
+# These are set before torch and vLLM are imported. Engine processes inherit them.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # an engine is pinned to one core; two OpenMP threads on it would spin against each other
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the affinity is set by the node, per engine
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "4",  # outputs handled before the loop turns to others: its lag
+    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "4",  # outputs handled in one go; more would block the event loop
     "TOKENIZERS_PARALLELISM": "false",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # a NUMA notice per engine
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # hides a NUMA notice per engine
 }
-# Set even where the user has set others: a replica is on one machine, and its gloo, NCCL and message queues would
-# listen on the interface that the machine's name or these variables mean, without a key.
+# These replace what the user has set. A replica is on one machine; without them its gloo, NCCL and message queues would
+# listen, without a key, on the interface of the machine's name or of the user's variables.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
 _PREPARED: list[bool] = []  # not empty once `prepare_environment` was called in this process
 _M_ARENA_MAX = -8  # malloc.h
-# Of a GPU's memory: vLLM's own default; and where a learner rests, with its weights in fp32 (4 bytes a parameter, over
-# its ranks; training takes 18 and more).
+# Shares of a GPU's memory: vLLM's own default, and the share where a resting learner keeps its weights there in fp32
+# (4 bytes a parameter, over its ranks; training takes 18 and more).
 MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
-STEP_TOKENS = 8192  # computed in one engine step at most; vLLM itself takes 2,048 on a GPU where none is given
+STEP_TOKENS = 8192  # at most in one engine step; vLLM's own default on a GPU is 2,048
 CPU_KV_BLOCKS = 1024
-SLEEPS_SINCE = (0, 32)  # before that vLLM's sleep loses block tables too: a replica that wakes computes garbage
+SLEEPS_SINCE = (0, 32)  # earlier versions lose block tables in sleep, and a replica that wakes computes garbage
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM can make room for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaConfig:
-    """How an engine is built. GPUs and offloading follow vLLM's documentation and were not run here."""
+    """How an engine is built. The fields for GPUs and offloading follow vLLM's documentation and were not run here."""
 
     checkpoint: str
     """A Hugging Face folder."""
@@ -49,51 +49,53 @@ class ReplicaConfig:
     max_num_seqs: int = 256
     """Requests that run at once."""
     kv_blocks: int | None = None
-    """The KV cache holds kv_blocks x block_size tokens. None: on GPUs what their memory holds, on the CPU 1,024 blocks,
-    or as many as one sequence of max_model_len takes."""
+    """The KV cache holds kv_blocks x block_size tokens. None: on GPUs as many as fit their memory; on the CPU 1,024, or
+    what one sequence of max_model_len takes if that is more."""
     block_size: int = 32
     dtype: str = "float32"
     """Type of the weights and the computation; float32 on the CPU."""
     devices: tuple[int, ...] = ()
-    """The GPUs of all replicas, none for the CPU. Replica i takes `tensor_parallel` of them, from i x tensor_parallel
+    """The GPUs of all replicas; empty for the CPU. Replica i takes `tensor_parallel` of them, from i x tensor_parallel
     on.
     """
     tensor_parallel: int = 1
-    """GPUs of a replica."""
+    """GPUs per replica."""
     kv_offload_bytes: int = 0
     """Host memory for blocks that leave the cache (vLLM's native offloading, kv_offloading_size)."""
     weight_transfer: str = "shm"
     """How weights come from the learner: "shm" (one host) or "gloo"; between GPUs also "nccl". "adapter":
     only the adapter of a LoRA run leaves the learner, and its versions are served side by side."""
     lora_rank: int = 0
-    """Rank of these adapters, as the learner's."""
+    """Rank of the adapters, the same as in the learner."""
     lora_targets: tuple[str, ...] = ()
-    """Names of the layers that these adapters change, as the learner's. vLLM prepares no other layer for adapters."""
+    """Names of the layers that the adapters change, the same as in the learner. vLLM prepares no other layers."""
     adapters: int = 1
-    """Versions of them that are served at once: one more than a trajectory may be old."""
+    """Versions of the adapter that are served at once: one more than a trajectory may be old."""
     quantization: str | None = None
-    """How replicas on GPUs quantise the weights whenever they come: "fp8_per_tensor", "fp8_per_channel" or
+    """How replicas on GPUs quantise weights that they receive: "fp8_per_tensor", "fp8_per_channel" or
     "fp8_per_block". Not yet run."""
     sleeps: bool = False
-    """A replica at rest gives its GPU memory up (vLLM's sleep mode)."""
+    """Whether a replica at rest gives its GPU memory up (vLLM's sleep mode)."""
     memory_share: float | None = None
-    """Share of each GPU's memory that a replica takes, in (0, 1]. None: nearly all of it, but three fifths where it
+    """Share of each GPU's memory that a replica takes, in (0, 1]. None: nearly all of it, but three fifths if it
     `sleeps`, since a learner at rest is there too.
     """
     start_deadline_s: float = 300.0
-    """Seconds to come up; on a GPU the model is compiled first."""
+    """Seconds to come up. On a GPU these include compiling the model."""
     step_deadline_s: float = 60.0
     """Seconds without a step, while requests are in flight, after which the engine counts as stalled."""
     update_deadline_s: float = 60.0
-    """Seconds for a weight update, or to sleep, or to wake."""
+    """Seconds for a weight update, a canary, falling asleep, or waking up."""
 
     def __post_init__(self) -> None:
         if "[" in self.checkpoint:
-            raise ValueError(f"checkpoint must be a path without '[', a pattern to vLLM, got {self.checkpoint!r}")
+            raise ValueError(
+                f"checkpoint must be a path without '[', which vLLM takes for a pattern, got {self.checkpoint!r}"
+            )
         if self.kv_blocks is not None and self.kv_blocks < self._least_blocks:
             raise ValueError(
                 f"kv_blocks {self.kv_blocks} x block_size {self.block_size} do not hold one sequence of "
-                f"max_model_len {self.max_model_len} (one block is vLLM's own)"
+                f"max_model_len {self.max_model_len}. Fix: at least {self._least_blocks} blocks (one is vLLM's own)"
             )
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices must differ, got {self.devices}")
@@ -106,7 +108,7 @@ class ReplicaConfig:
         if (self.weight_transfer == "adapter") != (self.lora_rank > 0):
             raise ValueError(f'lora_rank must be positive with weight_transfer "adapter" alone, got {self.lora_rank}')
         if self.lora_rank and not self.lora_targets:
-            raise ValueError("lora_targets must name the layers of the adapters where lora_rank is positive, got ()")
+            raise ValueError("lora_targets must name the layers of the adapters if lora_rank is positive, got ()")
         if self.lora_rank > LORA_RANKS[-1]:
             raise ValueError(f"lora_rank must be at most {LORA_RANKS[-1]} for vLLM, got {self.lora_rank}")
         require("adapters", self.adapters, at_least(1))
@@ -128,30 +130,32 @@ class ReplicaConfig:
 
     @property
     def _least_blocks(self) -> int:
-        """Blocks that hold one sequence, and vLLM's own one."""
+        """Blocks that hold one sequence, plus vLLM's own."""
         return -(-self.max_model_len // self.block_size) + 1
 
     @property
     def blocks(self) -> int | None:
-        """Blocks of the KV cache; None, on GPUs only: what their memory holds."""
+        """Blocks of the KV cache. None, on GPUs only: as many as fit their memory."""
         if self.kv_blocks is None and not self.devices:
             return max(CPU_KV_BLOCKS, self._least_blocks)
         return self.kv_blocks
 
     def devices_of(self, index: int) -> tuple[int, ...]:
-        """GPUs of replica `index`. Raises ValueError when there are not so many."""
-        found = self.devices[index * self.tensor_parallel :][: self.tensor_parallel]
-        if self.devices and not found:
-            raise ValueError(f"devices {self.devices} hold no replica {index} of {self.tensor_parallel}")
-        return found
+        """Returns the GPUs of replica `index`. Raises ValueError if there are too few."""
+        devices = self.devices[index * self.tensor_parallel :][: self.tensor_parallel]
+        if self.devices and not devices:
+            raise ValueError(
+                f"devices {self.devices} are too few for replica {index} with tensor_parallel {self.tensor_parallel}"
+            )
+        return devices
 
     def arguments(self, index: int) -> dict[str, Any]:
-        """Arguments of vLLM's AsyncEngineArgs for replica `index`."""
+        """Returns the arguments of vLLM's AsyncEngineArgs for replica `index`."""
         common = {
             "model": self.checkpoint,
             "skip_tokenizer_init": True,
             "trust_remote_code": False,
-            "load_format": "safetensors",  # others are pickles
+            "load_format": "safetensors",  # other formats are pickles
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
@@ -167,7 +171,7 @@ class ReplicaConfig:
                 "lora_target_modules": [target.rpartition(".")[2] for target in self.lora_targets],
                 "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= self.lora_rank),
                 "max_loras": self.adapters,
-                "max_cpu_loras": self.adapters + 1,  # a new one comes before the oldest goes
+                "max_cpu_loras": self.adapters + 1,  # a new one is loaded before the oldest is removed
             }
         if self.devices:
             return common | {
@@ -181,8 +185,8 @@ class ReplicaConfig:
             }
         return common | {
             "enforce_eager": True,
-            # What is computed in a step has a place in the KV cache, so there is never more than that holds; a prefill
-            # that is split kills a seeded request on the CPU.
+            # A prefill that is split over steps kills a seeded request on the CPU. No step computes more tokens than
+            # the KV cache holds, so this bound splits none.
             "max_num_batched_tokens": max(STEP_TOKENS, (self.blocks or 0) * self.block_size),
             "kv_cache_memory_bytes": 1 << 28,
             "gpu_memory_utilization": 0.05,
@@ -191,19 +195,19 @@ class ReplicaConfig:
 
 
 def check_sleep(version: str) -> None:
-    """Raises ValueError for a vLLM whose replicas do not wake as they fell asleep."""
-    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if found and found < SLEEPS_SINCE:  # a development build may have no number
+    """Raises ValueError for a version of vLLM whose replicas lose state when they sleep."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers and numbers < SLEEPS_SINCE:  # a development build may have no number
         raise ValueError(
-            f"vLLM {version} loses block tables when a replica sleeps. Fix: vLLM 0.32 or later, or GPUs of their own "
-            "for learner and replicas (devices must be as many as both need together)"
+            f"vLLM {version} loses block tables when a replica sleeps. Fix: install vLLM 0.32 or later, or give the "
+            "learner and the replicas GPUs of their own (as many devices as both need together)"
         )
 
 
 def prepare_environment() -> None:
-    """Sets what torch and vLLM read when they are imported, and what their processes inherit; once in a process.
+    """Sets what torch and vLLM read when they are imported and what their processes inherit. Later calls do nothing.
 
-    `training`, `serving` and a replica's start call it. Raises RuntimeError where something else has imported vLLM.
+    `training`, `serving` and a replica's start call it. Raises RuntimeError if something else has imported vLLM.
     """
     if _PREPARED:
         return
@@ -216,13 +220,13 @@ def prepare_environment() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.update(LOOPBACK)
-    if "torch" in sys.modules:  # it has read OMP_NUM_THREADS
+    if "torch" in sys.modules:  # it has read OMP_NUM_THREADS already
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    # an engine is forked from a thread, and a thread's own arena keeps no freed pages
+    # Allow one malloc arena: an engine is forked from a thread, and a thread's own arena keeps no freed pages.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 1)
-    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # no Triton on a CPU: nothing is missing
-    # what vLLM keeps at home spares the next start a second; without a home it would show three tracebacks
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # a CPU needs no Triton
+    # vLLM's info cache spares the next start a second. Without a home folder for it vLLM would log three tracebacks.
     logging.getLogger("vllm.model_executor.models.registry").addFilter(lambda it: "info cache" not in str(it.msg))
     warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated", category=FutureWarning)

@@ -1,10 +1,10 @@
-"""Weights go straight into a model on the CPU, where vLLM's own way would copy most of them three times.
+"""Loads weights straight into a model on the CPU, where vLLM's own way would copy most of them three times.
 
-vLLM's layerwise reload builds each layer anew, copies the weights into it, packs them for the kernels and copies what
-is left into the old tensors. Here a linear is packed from the memory that was received; everything else is copied in
-place. For models whose weights need nothing else; the others take vLLM's way.
+vLLM's layerwise reload builds each layer anew, copies the weights into it, packs them for the kernels and copies the
+rest into the old tensors. Here a linear layer is packed from the memory that was received, and everything else is
+copied in place. That is enough for some models (MODELS); the others take vLLM's way.
 
-Invariant: after `finish` every weight of the model is the new one; where one is missing or unknown it raises.
+Invariant: after `finish` every weight of the model is the new one. A missing or unknown weight raises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-# What these load is renamed and stacked by `packed_modules_mapping`, nothing more.
+# The weights of these are renamed and stacked by `packed_modules_mapping`, and need nothing more.
 MODELS = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -32,19 +32,22 @@ class Target:
 
 
 def fits(model: nn.Module, device: torch.device) -> bool:
-    """Zentorch's kernels keep the memory they are given instead of a packed copy of it."""
+    """Returns whether `Direct` can load the model.
+
+    It cannot with zentorch, whose kernels keep the memory that they are given instead of a packed copy.
+    """
     return device.type == "cpu" and type(model).__name__ in MODELS and find_spec("zentorch") is None
 
 
 class Direct:
-    """`load` any number of times, then `finish`. dtype: of the model."""
+    """Loads weights by any number of calls of `load`, then one of `finish`. dtype: the model's."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._head = model.lm_head
         self._targets = {name: target for target in _targets(model) for name in target.names}
         self._missing = set(self._targets)
-        self._parts: dict[str, Tensor] = {}  # of targets that are not whole yet
+        self._parts: dict[str, Tensor] = {}  # parts of incomplete targets
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, weight in weights:
@@ -58,7 +61,7 @@ class Direct:
 
     def finish(self) -> None:
         if self._missing:
-            raise RuntimeError(f"{len(self._missing)} weights did not come, {min(self._missing)} among them")
+            raise RuntimeError(f"{len(self._missing)} weights are missing, {min(self._missing)} among them")
         _pack(self._head)
 
     def _fill(self, target: Target, parts: list[Tensor]) -> None:
@@ -73,7 +76,7 @@ class Direct:
         if packed:
             module.weight = nn.Parameter(_joined(parts).to(self._dtype), requires_grad=False)
             _pack(module)
-            if module.weight.numel():  # not packed after all: what was received goes away
+            if module.weight.numel():  # it was not packed, and the received memory will go away
                 module.weight.data = module.weight.data.clone()
             return
         for rows, part in zip(parameter.data[: shape[0]].split([len(part) for part in parts]), parts, strict=True):
@@ -81,7 +84,7 @@ class Direct:
 
 
 def _pack(module: nn.Module) -> None:
-    """Makes the kernels' copy of the weights. The one before goes first: the new one gets the same memory."""
+    """Makes the kernels' copy of the weights. The old copy is freed first, so that the new one gets its memory."""
     module.cpu_linear = None
     module.quant_method.process_weights_after_loading(module)
 
@@ -91,7 +94,7 @@ def _targets(model: nn.Module) -> list[Target]:
     targets = []
     for path, module in model.named_modules():
         if isinstance(module, ParallelLMHead) and id(module.weight) in embedded:
-            continue  # tied: comes under the embedding's name
+            continue  # it is tied: its weight comes under the embedding's name
         parent, _, leaf = path.rpartition(".")
         leaves = model.packed_modules_mapping.get(leaf, [leaf])
         for name, _ in module.named_parameters(recurse=False):
@@ -101,7 +104,7 @@ def _targets(model: nn.Module) -> list[Target]:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """One below the other: where they lie so already, the same memory."""
+    """Returns the parts one below the other, without a copy if they already lie so in memory."""
     ends = [part.data_ptr() + part.nbytes for part in parts]
     together = all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False))
     same = len({part.untyped_storage().data_ptr() for part in parts}) == 1

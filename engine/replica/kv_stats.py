@@ -1,6 +1,6 @@
-"""An engine's state after each of its steps, from vLLM's statistics: the adapter around an interface that may change.
+"""Reports an engine's state after each step, from vLLM's statistics. Adapts an interface that may change.
 
-Imports vLLM: only where an engine is built.
+It imports vLLM, so only code that builds an engine imports it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from engine.replica.port import KvSample
 
 
 def kv_stats_logger(stepped: Callable[[KvSample], None]) -> Any:
-    """A class for `AsyncLLM`'s stat_loggers. stepped: called in the event loop once per engine step."""
+    """Returns a class for `AsyncLLM`'s stat_loggers. stepped: called in the event loop once per engine step."""
 
-    class Tap(PrometheusStatLogger):  # in place of vLLM's own, whose counters cost the loop time and have no reader
+    class Tap(PrometheusStatLogger):  # replaces vLLM's own, whose counters take time of the loop and have no reader
         def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
-            self._cache = vllm_config.cache_config  # it learns its number of blocks later
+            self._cache = vllm_config.cache_config  # its number of blocks is set later
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             if scheduler_stats is None:
                 return
+            usable_blocks = self._cache.num_gpu_blocks - 1  # one is vLLM's own
             stepped(
                 KvSample(
-                    free_blocks=round(
-                        (1 - scheduler_stats.kv_cache_usage) * (self._cache.num_gpu_blocks - 1)
-                    ),  # one is vLLM's own
+                    free_blocks=round((1 - scheduler_stats.kv_cache_usage) * usable_blocks),
                     running=scheduler_stats.num_running_reqs,
                     waiting=scheduler_stats.num_waiting_reqs,
                     preempted=iteration_stats.num_preempted_reqs if iteration_stats else 0,
@@ -45,7 +44,8 @@ def kv_stats_logger(stepped: Callable[[KvSample], None]) -> Any:
 
 
 def _prefilled(stats: Any) -> int:
-    """Tokens that requests admitted in this step find neither in the prefix cache nor in what was offloaded.
+    """Returns the tokens that requests admitted in this step find neither in the prefix cache nor among offloaded
+    blocks.
 
     stats: vllm.v1.metrics.stats.SchedulerStats.
     """

@@ -1,10 +1,10 @@
-"""Tokens are streamed out of an engine in bundles. Pure: the outputs of a step go in, those that are due come out.
+"""Streams tokens out of an engine in bundles. Pure: the outputs of a step go in, those that are due come out.
 
-A token that leaves by itself costs its node some 70 us of one event loop, in a bundle some 30 (measured on a Xeon).
+A token that leaves alone costs the node about 70 us of its event loop, one in a bundle about 30 (measured on a Xeon).
 
 Invariants
 - A request's tokens leave in their order, and all of them before its end.
-- Less tokens of a request wait than it allows, and none that its reader must see at once.
+- Fewer tokens of a request wait than its `bundle`, and none that its reader must see at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Request:
 
 
 class OutputBundler:
-    """The outputs (vLLM's EngineCoreOutput) that are held, of the requests that were added; those of others pass."""
+    """Holds outputs (vLLM's EngineCoreOutput) of the requests that were added. Those of other requests pass."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _Request] = {}
@@ -34,23 +34,23 @@ class OutputBundler:
         self._requests[request_id] = _Request(frozenset(deliver_at), bundle)
 
     def forget(self, request_id: str) -> None:
-        """The request was aborted."""
+        """Drops an aborted request."""
         self._requests.pop(request_id, None)
 
     def __len__(self) -> int:
-        """Requests of which something is held."""
+        """Returns the number of requests with held outputs."""
         return sum(bool(request.held) for request in self._requests.values())
 
     def push(self, outputs: Iterable[Any]) -> list[Any]:
-        """Those of a step's outputs that are due, each with all that was held of its request."""
+        """Returns those of a step's outputs that are due, each with all that was held of its request."""
         return [output for output in outputs if self._due(output)]
 
     def flush(self) -> list[Any]:
-        """Everything that is held, which is held no longer."""
-        found = [_joined(request.held) for request in self._requests.values() if request.held]
+        """Returns everything that is held, and holds it no longer."""
+        released = [_joined(request.held) for request in self._requests.values() if request.held]
         for request in self._requests.values():
             request.held = []
-        return found
+        return released
 
     def _due(self, output: Any) -> bool:
         request = self._requests.get(output.request_id)
@@ -69,7 +69,7 @@ class OutputBundler:
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
-    """The last one, with the tokens and log-probabilities of all; the others have nothing else."""
+    """Returns the last output, with the tokens and log-probabilities of all; the others have nothing else."""
     last = outputs[-1]
     last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
     parts = [output.new_logprobs for output in outputs if output.new_logprobs is not None]

@@ -1,6 +1,6 @@
-"""What a replica is to the fleet: what it is asked for, and what it answers. Light: imports neither torch nor vLLM.
+"""The interface between the fleet and a replica. Imports neither torch nor vLLM.
 
-`engine.replica.replica.Replica` is one with a vLLM engine, `tests.support.fakes.ScriptedReplica` a scripted one.
+`engine.replica.replica.Replica` implements it with a vLLM engine, `tests.support.fakes.ScriptedReplica` with a script.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Literal, Protocol
 from engine.types import Floats
 from sandbox.require import at_least, require, within
 
-SEEDS = 1 << 63  # an engine's seeds are below this; it dies of a larger one
-BUNDLE = 16  # tokens that an engine gives at once, where none is wanted early
+SEEDS = 1 << 63  # seeds must be below this, for an engine dies of a larger one
+BUNDLE = 16  # tokens that an engine delivers together if none is wanted early
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How one turn is sampled. max_tokens bounds the turn; seed is per (run, prompt, sample, turn). Raises ValueError
-    for numbers that an engine would refuse, or die of.
+    """How one turn is sampled. Raises ValueError for numbers that an engine would refuse or die of.
 
-    ignore_eos: the model's own end token does not end the turn (a bench replays a length). deliver_at: tokens that are
-    delivered as they come; others, but the first of the turn, may wait for one of these. None: none waits. bundle: of
-    how many at most, less one; more cost the node less, and whoever wants a turn whole needs no early ones.
+    max_tokens: bound of the turn. seed: one per (run, prompt, sample, turn). ignore_eos: the model's own end token does
+    not end the turn, so that a bench can replay a length. deliver_at: tokens that are delivered as they come; others,
+    except the first of the turn, may wait for one of these. None: none waits. bundle: fewer tokens than this may wait;
+    a larger bundle costs the node less. version: the adapter version to sample with; None: the newest.
     """
 
     max_tokens: int
@@ -47,10 +47,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One or more tokens as a replica produced them. finish is set on the last one: "stop", "length" or "abort".
+    """One or more tokens as a replica produced them. finish is set on the last delta: "stop", "length" or "abort".
 
-    version: the replica's weight version now; spans: on the last delta (version, start, end) over all tokens of the
-    request, exact across updates in flight.
+    version: the replica's weight version now. spans: on the last delta, (version, start, end) over all tokens of the
+    request, exact also if weights were updated during it.
     """
 
     token_ids: Sequence[int]
@@ -65,9 +65,9 @@ class Delta:
 class KvSample:
     """State of an engine at the end of a step: free blocks (evictable ones included), running and waiting requests.
 
-    preempted: requests that lost their blocks in this step. prefilled: tokens of prompts that it computed, those of
-    preempted requests and of lost prefixes included. steps: how many steps the sample stands for, 1 on a live engine; a
-    simulator jumps over steps between which nothing begins or ends. preempted and prefilled are sums over them.
+    preempted: requests that lost their blocks in the step. prefilled: prompt tokens that it computed, those of
+    preempted requests and lost prefixes included. steps: how many steps the sample stands for: 1 on a live engine, more
+    in a simulator, which skips steps between which nothing begins or ends; preempted and prefilled are sums over them.
     """
 
     free_blocks: int
@@ -89,7 +89,10 @@ class Generator(Protocol):
     """
 
     def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncGenerator[Delta, None]:
-        """Deltas until one has `finish`. Raises ReplicaDied when the engine is gone; closing the generator aborts."""
+        """Yields deltas until one has `finish`. Closing the generator aborts the request.
+
+        Raises ReplicaDied when the engine is gone.
+        """
         ...
 
 
@@ -98,13 +101,11 @@ class ReplicaDied(RuntimeError):
 
 
 class ReplicaMisconfigured(ReplicaDied):
-    """The engine did not start, and another attempt would fail in the same way: what it was given is wrong."""
+    """The engine did not start, and another attempt would fail in the same way: its settings are wrong."""
 
 
 class ReplicaPort(Protocol):
-    """An engine as the fleet uses it (`engine.replica.replica.Replica`; a scripted one in tests). Its methods raise
-    ReplicaDied when the engine is gone.
-    """
+    """An engine as the fleet uses it. Its methods raise ReplicaDied when the engine is gone."""
 
     index: int
     died: asyncio.Event
@@ -116,11 +117,11 @@ class ReplicaPort(Protocol):
 
     @property
     def cause(self) -> str:
-        """Why it died, as far as that is known; empty where it is not. Not after `shutdown`."""
+        """Why the engine died, as far as that is known, or empty. Must be read before `shutdown`."""
         ...
 
     async def start(self) -> None:
-        """Raises ReplicaMisconfigured where another attempt would fail in the same way."""
+        """Starts the engine. Raises ReplicaMisconfigured if another attempt would fail in the same way."""
         ...
 
     def generate(
@@ -128,17 +129,17 @@ class ReplicaPort(Protocol):
     ) -> AsyncGenerator[Delta, None]: ...
 
     async def abort(self, request_id: str) -> None:
-        """The request's stream ends with finish "abort" after the tokens that it has; nothing if it has ended."""
+        """Ends a request: its stream ends with finish "abort" after the tokens it has. Does nothing if it has ended."""
         ...
 
     async def update_weights(self, path: str, version: int) -> None: ...
 
     async def sleep(self) -> None:
-        """Gives up what it holds of a shared device. No request is in flight, and none comes before it is awake."""
+        """Gives up what it holds of a shared device. No request may be in flight, nor come before it is awake."""
         ...
 
     async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Takes one part back: first the weights, which hold nothing before the next update, then the KV cache."""
+        """Takes one part back: first the weights, which hold nothing until the next update, then the KV cache."""
         ...
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats: ...

@@ -1,7 +1,7 @@
-"""One vLLM engine behind the `Generator` port. Besides `kv_stats` the only file of the node that imports vLLM.
+"""One vLLM engine behind the `Generator` port. vLLM is imported only when an engine is built.
 
 Invariants
-- A replica's methods raise `ReplicaDied` for any failure of the engine; whoever sees it may continue elsewhere by ids.
+- A replica's methods raise `ReplicaDied` for any failure of the engine; the caller may continue elsewhere from the ids.
 - One KV sample per engine step reaches `on_step`, before the step's tokens reach their consumers.
 - After `shutdown` no process of the engine is left.
 """
@@ -34,7 +34,7 @@ from engine.types import Floats
 
 
 class Replica:
-    """Started by `start`, used from the event loop that started it."""
+    """A replica with a vLLM engine. It is used from the event loop that started it."""
 
     def __init__(
         self, config: ReplicaConfig, index: int, core: int | None, on_step: Callable[[int, KvSample], None]
@@ -51,20 +51,20 @@ class Replica:
         self._on_step = on_step
         self._updating = False
         self._asleep = False
-        self._ends: dict[str, list[tuple[int, float]]] = {}  # of each request: (version, its tokens until the next one)
-        self._adapters: dict[int, Any] = {}  # by version, the oldest first: vLLM's LoRARequest
+        self._ends: dict[str, list[tuple[int, float]]] = {}  # per request: (version, its tokens at the version's end)
+        self._adapters: dict[int, Any] = {}  # vLLM's LoRARequest by version, the oldest first
         self._using: Counter[int] = Counter()  # requests by version
         self._engine: Any = None
-        self._unwatch: Callable[[], None] = _nothing
+        self._unwatch: Callable[[], None] = _do_nothing
         # Kept for the engine's life: the engine process dies with the thread that forked it (`engine.process.forks`).
         self._thread = DaemonThread(f"replica-{index}")
-        self._forks: Forks | None = None  # while the engine starts
-        self._words = LastWords("vllm.v1.engine.core")
-        self._killed = False  # by us
+        self._forks: Forks | None = None  # ends what was forked, while the engine starts
+        self._last_words = LastWords("vllm.v1.engine.core")
+        self._killed = False  # by `kill`
 
     async def start(self) -> None:
-        """Raises ReplicaDied when the engine does not come up within the deadline, ReplicaMisconfigured when it never
-        would: it says itself why it cannot run the model.
+        """Starts the engine. Raises ReplicaDied if it is not up within the deadline, ReplicaMisconfigured if it never
+        will be, because it says itself why it cannot run the model.
         """
         prepare_environment()
         try:
@@ -74,41 +74,41 @@ class Replica:
                 self._watch(os.pidfd_open(self.pid))
                 # one block is vLLM's own
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
-                async with self._alive():  # one that is told to end while it starts says that it is up, and ends then
+                async with self._alive():  # an engine that is told to end while it starts comes up before it ends
                     await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
                     if not self.config.lora_rank:
                         await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
-                    # Remembered by vLLM: else the first request asks the engine, and waits for ever if it dies then.
+                    # vLLM remembers these. Otherwise the first request asks for them, for ever if the engine is dead.
                     await self._engine.get_supported_tasks()
         except Exception as failure:
             error = first_error(failure) if isinstance(failure, ExceptionGroup) else failure
-            words = self._words.read()
+            last_words = self._last_words.read()
             await self.shutdown()
-            wrong = words or isinstance(error, (ValueError, ImportError))
-            kind = ReplicaMisconfigured if wrong else ReplicaDied
-            cause = words or str(error) or type(error).__name__
+            misconfigured = last_words or isinstance(error, (ValueError, ImportError))
+            kind = ReplicaMisconfigured if misconfigured else ReplicaDied
+            cause = last_words or str(error) or type(error).__name__
             if budget.expired():
-                cause = f"it was not up within {self.config.start_deadline_s:g} s"
+                cause = f"it was not up within {self.config.start_deadline_s:g} s. Fix: raise start_deadline_s"
             raise kind(f"replica {self.index} did not start: {cause}") from error
 
     @property
     def cause(self) -> str:
-        """Why the engine died, as far as it said so itself, or the system did; empty where nobody did."""
-        if words := self._words.read():
-            return words
+        """Why the engine died, as far as the engine or the system told, or empty."""
+        if last_words := self._last_words.read():
+            return last_words
         if self._engine is None or not self.pid or self._killed:
             return ""
         code = self._engine.engine_core.resources.engine_manager.processes[0].exitcode
-        return _ended_by(code)
+        return _signal_cause(code)
 
     def _watch(self, process: int) -> None:
-        """`died` is set as soon as the engine's process ends. process: a pidfd, closed then, or by `shutdown`."""
+        """Sets `died` as soon as the engine's process ends. process: a pidfd, which is closed then or by `shutdown`."""
         loop = asyncio.get_running_loop()
 
         def end() -> None:
             loop.remove_reader(process)
             os.close(process)
-            self._unwatch = _nothing
+            self._unwatch = _do_nothing
             self._fail()
 
         self._unwatch = end
@@ -117,7 +117,7 @@ class Replica:
     def _build(self) -> None:
         if not Path(self.config.checkpoint, "config.json").is_file():  # vLLM would say that it may not go online
             raise ValueError(f"no config.json in {self.config.checkpoint!r}")
-        if not self.config.devices:  # else the first request waits some 15 s for the compilation of one sampling helper
+        if not self.config.devices:  # otherwise the first request waits 15 s while one sampling helper is compiled
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when vLLM is imported
         import vllm
         from vllm import AsyncEngineArgs
@@ -132,17 +132,20 @@ class Replica:
         sampled_logprobs.install()
 
         if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
-            raise ValueError(f"vLLM finds no GPU here, and devices are {self.config.devices}")
+            raise ValueError(
+                f"vLLM finds no GPU here, and devices are {self.config.devices}. Fix: devices=() for the CPU, or the "
+                "extra `gpu` and a driver"
+            )
         if self.config.sleeps:
             check_sleep(vllm.__version__)
         if self._core is not None and not self.config.devices:
-            os.sched_setaffinity(0, {self._core})  # of this thread; the engine process inherits it
+            os.sched_setaffinity(0, {self._core})  # pins this thread, and with it the engine process
         backend = f"rocstar-{self.config.weight_transfer}"
         transfer = None if self.config.lora_rank else WeightTransferConfig(backend=backend)
         settings = AsyncEngineArgs(
             **self.config.arguments(self.index), weight_transfer_config=transfer
         ).create_engine_config()
-        scheduler = settings.scheduler_config  # by now it is known which of vLLM's own this one stands for
+        scheduler = settings.scheduler_config  # vLLM has chosen one of its own; this one takes its place
         kind = "BundlingAsyncScheduler" if scheduler.async_scheduling else "BundlingScheduler"
         scheduler.scheduler_cls = f"engine.replica.scheduler.{kind}"
         # Imported before the fork, so that the child has the backend.
@@ -150,12 +153,12 @@ class Replica:
         if not self.config.devices:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after create_engine_config, which sets spawn
         alone = not self.config.devices  # on a GPU vLLM may spawn
-        with self._words.kept(), forks_die_with_us(alone=alone) as self._forks:
-            if self.died.is_set():  # from now on it is `Forks.end` that ends what is given up
+        with self._last_words.kept(), forks_die_with_us(alone=alone) as self._forks:
+            if self.died.is_set():  # given up before there was a `Forks.end` to call
                 raise RuntimeError("given up")
             tap = kv_stats_logger(self._stepped)
             self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[tap])
-        if self.died.is_set():  # given up meanwhile: a thread cannot be cancelled
+        if self.died.is_set():  # given up meanwhile, but a thread cannot be cancelled
             self._engine.shutdown(0.1)
 
     def _stepped(self, sample: KvSample) -> None:
@@ -166,7 +169,7 @@ class Replica:
         self.last_step_at = clock.now()
 
     def _enter(self) -> None:
-        """A request begins: from now on a step is expected."""
+        """Counts a request that begins. From now on a step is expected."""
         if self.in_flight == 0:
             self._touch()
         self.in_flight += 1
@@ -190,7 +193,7 @@ class Replica:
             ignore_eos=sampling.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            skip_clone=True,  # nobody else has these
+            skip_clone=True,  # nobody else uses these parameters
             extra_args=None if sampling.deliver_at is None else bundled,
         )
         self._enter()
@@ -199,11 +202,11 @@ class Replica:
         version, adapter = self._adapter(sampling.version)
         self._using[version] += 1
         try:
-            known = self._engine.vllm_config.model_config.get_vocab_size()
+            vocabulary = self._engine.vllm_config.model_config.get_vocab_size()
             largest = max(token_ids, default=0)
-            if largest >= known:  # vLLM does not look, and dies of it
-                raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {known}")
-            # Closed here, not when it is collected: a request that is aborted later would meet a weight update.
+            if largest >= vocabulary:  # vLLM does not check, and dies of such an id
+                raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {vocabulary}")
+            # Close the stream here, not when it is collected: an abort that late could meet a weight update.
             async with aclosing(
                 self._engine.generate(tokens_input(list(token_ids)), parameters, request_id, lora_request=adapter)
             ) as outputs:
@@ -226,7 +229,7 @@ class Replica:
             del self._ends[request_id]
 
     async def abort(self, request_id: str) -> None:
-        """Ends the request: its stream gives what it has and finish "abort". Nothing if it has ended."""
+        """See `engine.replica.port.ReplicaPort`."""
         try:
             async with asyncio.timeout(self.config.step_deadline_s):
                 await self._engine.abort(request_id)
@@ -235,9 +238,9 @@ class Replica:
             raise ReplicaDied(f"replica {self.index}: abort failed: {str(error) or type(error).__name__}") from error
 
     async def update_weights(self, path: str, version: int) -> None:
-        """Loads published weights. In-flight requests stall and go on with their KV recomputed.
+        """Loads published weights. Requests in flight pause meanwhile and continue with their KV recomputed.
 
-        Raises ReplicaDied when it fails: an engine with half an update must not serve.
+        Raises ReplicaDied if it fails: an engine with half an update must not serve.
         """
         async with self._changing(f"weight update {version}"):
             if self.config.lora_rank:
@@ -246,7 +249,7 @@ class Replica:
                 await self._load(path, version)
 
     async def _add(self, path: str, version: int) -> None:
-        """An adapter beside those that are there; the oldest one goes. Nothing pauses."""
+        """Loads an adapter beside those that are there, and removes the oldest. Nothing pauses."""
         from vllm.lora.request import LoRARequest
 
         name = f"version-{version}"  # vLLM's prefix cache tells adapters by their names
@@ -257,18 +260,18 @@ class Replica:
         self._adapters[version] = adapter
         self.version = version
         for old in list(self._adapters)[: -self.config.adapters]:
-            if not self._using[old]:  # else at a later update
+            if not self._using[old]:  # otherwise a later update removes it
                 await self._engine.remove_lora(self._adapters.pop(old).lora_int_id)
 
     def _adapter(self, version: int | None) -> tuple[int, Any]:
-        """(version, its adapter): the one that is wanted, if it is there, else the newest; (version, None) where all
-        weights are loaded.
+        """Returns the wanted version and its adapter, or the newest if that one is not there. The adapter is None in
+        replicas that load all weights.
         """
-        found = self.version if version is None or version not in self._adapters else version
-        return found, self._adapters.get(found)
+        served = self.version if version is None or version not in self._adapters else version
+        return served, self._adapters.get(served)
 
     async def sleep(self) -> None:
-        """Gives up its GPU memory, weights included: new ones come. On the CPU it only waits, which costs nothing.
+        """Gives up the GPU memory, weights included, since new ones come. Does nothing unless `sleeps` is configured.
 
         Not yet run on a GPU. Raises ReplicaDied.
         """
@@ -278,7 +281,10 @@ class Replica:
             self._asleep = True
 
     async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Takes a part of the memory back; with both the engine serves. Not yet run on a GPU. Raises ReplicaDied."""
+        """Takes a part of the memory back; the engine serves once it has both. Raises ReplicaDied.
+
+        Not yet run on a GPU.
+        """
         if self._asleep:
             async with self._changing("wake"):
                 await self._engine.wake_up([part])
@@ -286,7 +292,7 @@ class Replica:
 
     @asynccontextmanager
     async def _changing(self, what: str) -> AsyncIterator[None]:
-        """Bounded in time; whatever fails inside is the death of the replica, and meanwhile no step is expected."""
+        """Bounds a change of the engine in time. A failure is the replica's death. No step is expected meanwhile."""
         self._updating = True
         try:
             async with asyncio.timeout(self.config.update_deadline_s) as budget, self._alive():
@@ -297,7 +303,7 @@ class Replica:
             cause = self.cause or str(first) or type(first).__name__
             if budget.expired():
                 deadline = f"{self.config.update_deadline_s:g} s (update_deadline_s)"
-                cause = f"it was not done within {deadline}. Fix: a machine with less to do, or a longer deadline"
+                cause = f"it was not done within {deadline}. Fix: run less on this machine, or raise the deadline"
             raise ReplicaDied(f"replica {self.index}: {what} failed: {cause}") from error
         finally:
             self._updating = False
@@ -319,21 +325,21 @@ class Replica:
             await self._engine.resume_generation()
 
     async def _end_version(self) -> None:
-        """What the engine has sampled so far is of the version until now. vLLM tells that from 0.32 on only."""
+        """Notes that what the engine has sampled so far is of the current version. vLLM before 0.32 does not tell."""
         while self._ends and not self._engine.engine_core.outputs_queue._getters:  # noqa: ASYNC110
             await asyncio.sleep(0)  # its last step is still being read
         states = self._engine.output_processor.request_states.values()
         sampled = {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
-        for request_id, ends in self._ends.items():  # one that vLLM has forgotten has ended
+        for request_id, ends in self._ends.items():  # a request that vLLM has forgotten has ended
             ends.append((self.version, sampled.get(request_id, math.inf)))
 
     async def _pause(self, *, clear_cache: bool) -> None:
-        """Requests stay, no step is made. vLLM's `pause_generation` does this and sleeps for 20 ms."""
+        """Stops the steps and keeps the requests. vLLM's `pause_generation` does the same and sleeps for 20 ms."""
         await self._engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
 
     @asynccontextmanager
     async def _alive(self) -> AsyncIterator[None]:
-        """Raises when the engine's process ends meanwhile: vLLM would leave its caller without an answer."""
+        """Raises if the engine's process ends inside; vLLM would leave its caller without an answer."""
         async with asyncio.TaskGroup() as group:
             death = group.create_task(self._death(), name=f"death-{self.index}")
             yield
@@ -344,9 +350,10 @@ class Replica:
         raise RuntimeError("the engine died")
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats:
-        """Log-probability of every token but the first of each sequence, concatenated: float32 [sum(len - 1)].
+        """Returns the log-probability of every token but the first of each sequence, concatenated: float32
+        [sum(len - 1)].
 
-        All in one step: each one reads all of the weights. Raises ReplicaDied.
+        All are computed in one step, since each step reads all of the weights. Raises ReplicaDied.
         """
         async with self._changing("canary"), asyncio.TaskGroup() as group:
             if not self._adapters:
@@ -354,7 +361,7 @@ class Replica:
             tasks = [
                 group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)
             ]
-            await asyncio.sleep(0)  # they are sent
+            await asyncio.sleep(0)  # lets the tasks send their requests
             if not self._adapters:
                 await self._engine.resume_generation()
         return np.concatenate([task.result() for task in tasks])
@@ -377,8 +384,9 @@ class Replica:
         return np.asarray([row[token].logprob if row else math.nan for token, row in rows], np.float32)
 
     def stalled(self, now: float) -> bool:
-        """The engine died and nobody has noticed, or requests are in flight but no step came for the deadline (an
-        update, which has a deadline of its own, is no stall).
+        """Returns whether the engine died unnoticed, or requests are in flight but no step came within the deadline.
+
+        An update has a deadline of its own and is no stall.
         """
         late = self.in_flight > 0 and not self._updating and now - self.last_step_at > self.config.step_deadline_s
         return late or (self._engine is not None and self._engine.errored)
@@ -397,33 +405,33 @@ class Replica:
                 os.kill(self.pid, signal.SIGKILL)
 
     async def shutdown(self) -> None:
-        """Ends the engine process, and its callers get ReplicaDied; safe to call more than once."""
+        """Ends the engine process; its callers get ReplicaDied. May be called more than once."""
         self._unwatch()
         self._fail()
-        self._words.close()
-        if self._forks is not None:  # else the thread waits for an engine that does not come up
+        self._last_words.close()
+        if self._forks is not None:  # otherwise the thread waits for an engine that does not come up
             self._forks.end()
         engine, self._engine = self._engine, None
         if engine is not None:
             from vllm.v1.engine.exceptions import EngineDeadError
 
-            engine.output_processor.propagate_error(EngineDeadError())  # else they wait for outputs for ever
+            engine.output_processor.propagate_error(EngineDeadError())  # otherwise callers wait for outputs for ever
             if engine.output_handler is not None:
-                engine.output_handler.cancel()  # an engine that ends late and is killed is no news to it
+                engine.output_handler.cancel()  # it must not report an engine that ends late and is killed
             await self._thread.run(_end, engine)
-            await asyncio.sleep(0)  # the engine's output task ends
+            await asyncio.sleep(0)  # lets the engine's output task end
             del engine
-            gc.collect()  # else AsyncLLM.__del__ complains when the interpreter exits
+            gc.collect()  # otherwise AsyncLLM.__del__ complains when the interpreter exits
         self._thread.close()
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
-def _ended_by(code: int | None) -> str:
-    """How a process ended, by its exit code; empty while it runs, and where it ended by itself.
+def _signal_cause(code: int | None) -> str:
+    """Returns which signal ended a process, by its exit code; empty if it still runs or ended by itself.
 
-    >>> _ended_by(-9)
+    >>> _signal_cause(-9)
     'its process was ended by SIGKILL, as by the system where memory is short'
     """
     if code is None or code >= 0:
@@ -433,7 +441,10 @@ def _ended_by(code: int | None) -> str:
 
 
 def _spans(ends: Sequence[tuple[int, float]], total: int) -> list[tuple[int, int, int]]:
-    """(version, start, end) of each version that has tokens. ends: in order, see `Replica`; total: tokens."""
+    """Returns (version, start, end) of each version that has tokens.
+
+    ends: (version, tokens at its end), in order. total: all tokens.
+    """
     spans: list[tuple[int, int, int]] = []
     start = 0
     for version, sampled in ends:
@@ -448,4 +459,4 @@ def _end(engine: Any) -> None:
     processes = engine.engine_core.resources.engine_manager.processes
     engine.shutdown(0.1)
     for process in processes:
-        process.join(5.0)  # else one that had to be killed stays a zombie
+        process.join(5.0)  # otherwise one that had to be killed stays a zombie

@@ -1,8 +1,7 @@
-"""vLLM's log-probabilities of a request that wants those of its sampled tokens alone, as a plain list: an adapter to an
-interface that may change, for the node's process.
+"""Gives requests that want only the log-probabilities of their sampled tokens a plain list. For the node's process.
 
 vLLM builds five lists with an entry per token, in a loop per token: a third of what the node pays for a token of a
-bundle.
+bundle. This adapts an interface of vLLM that may change.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ class SampledLogprobs(LogprobsProcessor):
 
 
 class Logprobs(LogprobsProcessor):
-    """What vLLM makes for each request, with SampledLogprobs for those that want no more."""
+    """Replaces the class of which vLLM makes one for each request."""
 
     @classmethod
     def from_new_request(cls, tokenizer: Any, request: Any) -> Any:
-        """`flat_logprobs` says that a request wants vLLM's own containers."""
+        """Returns a SampledLogprobs if that is all that the request wants; `flat_logprobs` asks for vLLM's own."""
         parameters = request.sampling_params
         only_sampled = parameters.num_logprobs == 0 and tokenizer is None and not parameters.flat_logprobs
         kind: type[LogprobsProcessor] = SampledLogprobs if only_sampled else LogprobsProcessor
@@ -33,5 +32,5 @@ class Logprobs(LogprobsProcessor):
 
 
 def install() -> None:
-    """Makes vLLM's front end in this process use it from now on."""
+    """Makes vLLM's front end in this process use `Logprobs` from now on."""
     output_processor.LogprobsProcessor = Logprobs

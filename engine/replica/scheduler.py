@@ -1,9 +1,9 @@
-"""vLLM's schedulers with bundled outputs: an adapter to an interface that may change, for the engine's own process.
+"""vLLM's schedulers with bundled outputs, for the engine's own process. Adapts an interface that may change.
 
 Invariants
 - All tokens of a bundle were sampled by one version of the weights: nothing is held across a pause.
-- A request that is aborted or ends by an error, or whose engine dies, loses less than a bundle, as if it had not been
-  sampled.
+- A request that is aborted or ends by an error, or whose engine dies, loses less than a bundle of tokens, as if they
+  had not been sampled.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class BundlingScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if multiprocessing.parent_process() is not None:  # with several GPUs the workers are other processes than this
-            leave_terminal()
+        if multiprocessing.parent_process() is not None:
+            leave_terminal()  # with several GPUs `adopt` runs in other processes, the workers
         self._bundler = OutputBundler()
         self._pausing = False
 
@@ -43,16 +43,16 @@ class BundlingScheduler(Scheduler):
         return finished
 
     def set_pause_state(self, pause_state: PauseState) -> None:
-        """While something is held a pause begins one step later."""
+        """Pauses, but one step later if outputs are held, so that they leave first."""
         self._pausing = pause_state is PauseState.PAUSED_ALL and len(self._bundler) > 0
         if not self._pausing:
             super().set_pause_state(pause_state)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         by_client = super().update_from_output(scheduler_output, model_runner_output)
-        for found in by_client.values():
-            found.outputs = self._bundler.push(found.outputs)
-        if self._pausing or self.pause_state is not PauseState.UNPAUSED:  # steps that were under way come after it
+        for step in by_client.values():
+            step.outputs = self._bundler.push(step.outputs)
+        if self._pausing or self.pause_state is not PauseState.UNPAUSED:  # steps under way may end after the pause
             by_client.setdefault(0, EngineCoreOutputs()).outputs += self._bundler.flush()
         if self._pausing:
             self._pausing = False

@@ -1,13 +1,13 @@
 """The replica's half of weight transfer: backends for vLLM's API, and what the node calls in the engine.
 
-Runs inside the engine process. Here are what the backends share and "shm": the learner publishes a
-safetensors file on a memory file system, each replica maps it and loads it by name. The learner's half is
+It runs inside the engine process. This file holds what the backends share, and "shm": the learner publishes a
+safetensors file on a memory file system, and each replica maps it and loads it by name. The learner's half is
 `algo.weights.transport`; gloo is in `engine.replica.weight_transfer_gloo`, nccl in
 `engine.replica.weight_transfer_gpu`.
 
 Invariants
-- The update is complete when `finish_weight_update` returns: the model reads nothing of what was published afterwards.
-- What was overwritten while it was read is not served: the update fails.
+- An update is complete when `finish_weight_update` returns: afterwards the model reads nothing of what was published.
+- Weights that were overwritten while they were read are not served: the update fails.
 - Tied embeddings: the packed copy of lm_head that the CPU kernels keep is renewed (vLLM leaves it stale).
 """
 
@@ -42,7 +42,7 @@ _heap = Heap()  # of this engine process
 
 @dataclass
 class NoRendezvous(WeightTransferInitInfo):
-    """A replica may die and join again at any time."""
+    """Nothing is arranged at the start, since a replica may die and join again at any time."""
 
 
 @dataclass
@@ -55,11 +55,11 @@ class Published(WeightTransferUpdateInfo):
 
 
 class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
-    """All of a backend but `receive_weights`, which gives what it received to `load`."""
+    """A backend without its `receive_weights`, which passes what it received to `load`."""
 
     init_info_cls = NoRendezvous
     update_info_cls = Published
-    trainer_send_weights = None  # which vLLM 0.26 asks for: that half is `algo.weights.transport`
+    trainer_send_weights = None  # vLLM 0.26 demands it, but that half is `algo.weights.transport`
     _direct: Direct | None
 
     def init_transfer_engine(self, init_info: NoRendezvous) -> None:
@@ -101,12 +101,12 @@ class ShmWeightTransfer(HostWeightTransfer):
             raise RuntimeError(f"{path} was overwritten while it was read")
 
     def _map(self, path: Path) -> dict[str, Tensor]:
-        """The weights in the file. The learner's two files stay mapped, else each update would fault their pages in.
+        """Returns the weights in the file. The learner's two files stay mapped, so that updates fault no pages in.
 
         A file that is written again has the same weights at the same places.
         """
-        found = path.stat()
-        file = found.st_dev, found.st_ino
+        status = path.stat()
+        file = status.st_dev, status.st_ino
         weights = dict(self._mapped).get(file) or mapped(path)
         others = [entry for entry in self._mapped if entry[0] != file]
         self._mapped = (*others[-1:], (file, weights))
@@ -114,9 +114,9 @@ class ShmWeightTransfer(HostWeightTransfer):
 
 
 def mapped(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name, as they lie there: neighbours are one memory (`Direct` wants that).
+    """Returns the tensors of a safetensors file by name, in one memory, so that `Direct` can join neighbours.
 
-    safetensors' own `load_file` gives each a storage of its own.
+    safetensors' own `load_file` gives each tensor a storage of its own.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -130,19 +130,22 @@ def mapped(path: Path) -> dict[str, Tensor]:
 
 
 def repack_heads(model: nn.Module) -> None:
-    """Renews the packed weights of lm_head on the CPU: tied to the embedding it gets no tensor, so vLLM forgets it."""
+    """Renews the packed weights of lm_head on the CPU.
+
+    A head that is tied to the embedding gets no tensor of its own, so vLLM forgets it.
+    """
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)
 
 
 def _yield_cores(niceness: int) -> None:
-    """Lets the node and tool calls go before the engine, with which they compete on the CPU: they are short.
+    """Gives the node and tool calls, whose work is short, priority over the engine on the CPU.
 
     Otherwise a tool call takes half a second instead of 30 ms, and meanwhile the engine steps with little to do.
     """
     os.nice(niceness)
-    with contextlib.suppress(OSError):  # where the kernel schedules by session, niceness counts only inside of it
+    with contextlib.suppress(OSError):  # a kernel that schedules by session heeds niceness only within a session
         Path("/proc/self/autogroup").write_text(str(niceness))
 
 
@@ -150,9 +153,9 @@ class WorkerExtension:
     """Methods that the node calls in the engine process (`worker_extension_cls`)."""
 
     def adopt(self, niceness: int) -> None:
-        """Leave the terminal's process group (Ctrl-C is the node's to handle) and die with the node, also when spawned.
+        """Leaves the terminal's process group (the node handles Ctrl-C) and dies with the node, also when spawned.
 
-        The wake-up socket of the node's event loop came along with the fork: a signal here would be seen there.
+        A fork shares the wake-up socket of the node's event loop, where a signal to this process would be seen.
         """
         signal.set_wakeup_fd(-1)
         leave_terminal()
@@ -163,7 +166,7 @@ class WorkerExtension:
 
 
 def register() -> None:
-    """Called at import, which is before the fork. Names of their own: vLLM has an "nccl" too."""
+    """Registers the backends, at import and so before the fork. They have a prefix since vLLM has an "nccl" too."""
     factory = WeightTransferEngineFactory
     if "rocstar-shm" not in factory._registry:
         factory.register_engine("rocstar-shm", ShmWeightTransfer)

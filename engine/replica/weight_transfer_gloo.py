@@ -1,9 +1,9 @@
 """The replica's half of "gloo": the engine pulls published weights from the learner over a connection of its own.
 
-Runs inside the engine process. The learner's half, and what it is asked, is `algo.weights.layout.Pulled`.
+It runs inside the engine process. The learner's half, which takes the requests, is `algo.weights.layout.Pulled`.
 
 Invariants
-- The group of a pull has two members and lives for one update: whoever dies, or comes later, concerns no other replica.
+- The group of a pull has two members and lives for one update, so a replica that dies or comes late affects no other.
 - A bucket is received while the one before it is loaded.
 """
 
@@ -23,13 +23,16 @@ from torch import Tensor
 
 from engine.replica.weight_transfer import HostWeightTransfer, Published
 
-PULL_S = 60.0  # as long as the learner is patient
+PULL_S = 60.0  # as long as the learner waits
 
 Entry = tuple[str, str, list[int]]  # name, dtype, shape
 
 
 def ask(info: Published, members: int, first: bool = True) -> tuple[dist.Store, list[list[Entry]]]:
-    """The store of a group with the learner as rank 0, and the buckets it will send; the first of the others asks."""
+    """Asks the learner for weights. Returns the store of a group in which it is rank 0, and the buckets it will send.
+
+    first: whether this member asks the learner to send; the others ask only for the layout.
+    """
     folder = Path(info.path.partition("://")[2])
     group = f"{info.reader}-{info.version}"
     wanted = {"asks": first, "group": group, "version": info.version, "members": members}
@@ -81,7 +84,7 @@ def _receive(group: Any, bucket: list[Entry]) -> tuple[Tensor, Any]:
 
 
 def views(memory: Tensor, bucket: list[Entry]) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a bucket, which lie in memory (uint8) one after the other."""
+    """Yields the weights of a bucket, which lie in memory (uint8) one after the other."""
     end = 0
     for entry in bucket:
         name, dtype, shape = entry

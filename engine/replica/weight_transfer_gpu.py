@@ -1,6 +1,6 @@
 """The replica's half of "nccl". Written against vLLM 0.26 to 0.33; not yet run on a GPU.
 
-Runs inside the engine's workers, each of which has a GPU. The learner's half is `algo.weights.transport_gpu`.
+It runs inside the engine's workers, each of which has a GPU. The learner's half is `algo.weights.transport_gpu`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def found():
 
 def test_a_gpu_that_is_not_there_is_no_cpu(found):
     """The engines here are vLLM's for the CPU."""
-    assert re.fullmatch(r"replica \d did not start: vLLM finds no GPU here, and devices are \(0, 1\)", found["no_gpu"])
+    assert re.match(r"replica \d did not start: vLLM finds no GPU here, and devices are \(0, 1\)", found["no_gpu"])
 
 
 def test_an_undisturbed_run_gives_every_turn_its_length(found):

@@ -54,7 +54,7 @@ def test_an_impossible_replica_is_refused(options, said):
 def test_each_replica_has_its_own_gpus():
     pairs = config(devices=(0, 1, 4, 5), tensor_parallel=2, kv_blocks=None, block_size=16, kv_offload_bytes=3 << 29)
     assert [pairs.devices_of(index) for index in (0, 1)] == [(0, 1), (4, 5)]
-    with pytest.raises(ValueError, match=r"devices \(0, 1, 4, 5\) hold no replica 2 of 2"):
+    with pytest.raises(ValueError, match=r"devices \(0, 1, 4, 5\) are too few for replica 2"):
         pairs.devices_of(2)
     arguments = pairs.arguments(1)
     assert arguments["device_ids"] == [4, 5]
