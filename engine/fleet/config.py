@@ -8,12 +8,12 @@ from typing import Literal
 from engine.fleet.canary import tolerance
 from sandbox.require import at_least, none_or, one_of, positive, require, require_fields, within
 
-PAUSED_SHARE = 0.25  # of the replicas, where others may sample under older weights meanwhile
+PAUSED_SHARE = 0.25  # what runs use whose replicas may sample under older weights while others pause
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
-    """How many replicas there are, and how long the fleet waits for them.
+    """How many replicas there are, and how the fleet handles their failures and updates.
 
     >>> FleetConfig(replicas=4, on_update="restart").restarts
     3
@@ -23,24 +23,26 @@ class FleetConfig:
     block_size: int = 32
     """Tokens of a KV block, as in `ReplicaConfig`."""
     canary_tolerance: float | None = tolerance("float32", layers=8)
-    """How far a replica's log-probabilities may be from the learner's in the mean (`engine.fleet.canary.tolerance_of`).
+    """How far a replica's log-probabilities may be from the learner's on average (`engine.fleet.canary.tolerance_of`).
     None: not judged."""
     watch_s: float = 5.0
-    """Seconds between two looks at a replica's health."""
+    """Seconds between two checks of a replica's health."""
     restarts: int = 3
-    """How many times each replica may die, its start included. Counted anew once it has served for STEADY_S."""
+    """How many times each replica is restarted after it died or failed to start. Counted anew once it has served for
+    STEADY_S.
+    """
     stop_deadline_s: float = 10.0
     """Seconds for a replica to end before it is killed."""
     paused_share: float = 1.0
-    """Replicas that pause at once for new weights, as a share of all; the others sample under the older ones until it
-    is their turn. 1: all at once, and nothing begins on any of them meanwhile.
+    """Share of the replicas that pause for new weights at the same time; the others sample under the older weights
+    until it is their turn. 1: all pause together, and nothing begins on any of them meanwhile.
     """
     drain_s: float = 10.0
-    """Seconds that a replica which is drained waits for its turns to end or to move, before they go on elsewhere."""
+    """Seconds that a draining replica waits for its turns to end or move; then they continue elsewhere."""
     on_update: Literal["continue", "restart", "finish"] = "continue"
-    """What a trajectory does at a weight update. "continue": it goes on under the new weights, and its tokens tell
-    their versions. "restart": its turn, or its next one, raises Superseded, and it begins again. "finish": it goes on
-    under the version that it began with, which replicas that serve adapters still have, and nothing pauses.
+    """What a trajectory does at a weight update. "continue": it continues under the new weights, and each token has its
+    version. "restart": its current or next turn raises Superseded, and it begins again. "finish": it continues under
+    the version that it began with, which replicas that serve adapters still have, and nothing pauses.
     """
 
     def __post_init__(self) -> None:
@@ -51,5 +53,8 @@ class FleetConfig:
         )
         require("paused_share", self.paused_share, within("(0, 1]"))
         if self.paused_share < 1 and self.on_update == "restart":
-            raise ValueError('on_update="restart" needs paused_share=1: a trajectory has one version')
+            raise ValueError(
+                'paused_share must be 1 with on_update="restart", where a trajectory has one version, '
+                f"got {self.paused_share}"
+            )
         require("on_update", self.on_update, one_of("continue", "restart", "finish"))

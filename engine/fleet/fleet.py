@@ -1,15 +1,15 @@
-"""The fleet of replicas: the I/O shell around the Balancer. Their life is the supervisor's
+"""The fleet of replicas: the I/O shell around the Balancer. The supervisor starts, watches and replaces the replicas
 (engine/fleet/supervisor.py).
 
 Invariants
-- A turn survives the death of its replica, and a move: it goes on elsewhere from its tokens, no token is delivered
-  twice, and a turn that ended by itself meanwhile has ended.
-- A turn under which two replicas died fails: one request never takes the fleet.
-- The death of a replica changes no token where sampling is seeded and the weights are the same: the request is made
-  again elsewhere as it was, and what comes after the tokens that were delivered is the rest of the turn. Where an
-  engine does not sample these again, or after an update, the turn goes on from them under another seed.
-- While weights are updated on all replicas at once nothing begins on any of them, and after an update that failed
-  nothing until one succeeds.
+- A turn survives a move and the death of its replica: it continues elsewhere from its tokens, and no token is delivered
+  twice. A turn that ended by itself meanwhile has ended.
+- A turn under which two replicas died fails, so that one request never takes down the fleet.
+- The death of a replica changes no token if sampling is seeded and the weights are the same: the same request is made
+  again elsewhere, and what it samples after the tokens that were delivered is the rest of the turn. If it samples other
+  tokens than those, or weights were updated, the turn continues from its tokens under another seed.
+- While weights are updated on all replicas at once, nothing begins on any of them. After a failed update nothing begins
+  until one succeeds.
 - A turn never waits for replicas that will not come.
 """
 
@@ -36,21 +36,21 @@ log = logging.getLogger(__name__)
 
 
 class Superseded(RuntimeError):
-    """Weights were updated, and by configuration the trajectory does not go on under the new ones: it begins again."""
+    """Weights were updated, and the configuration says that the trajectory begins again (`FleetConfig.on_update`)."""
 
 
 class DeadlyTurn(ReplicaDied):
-    """Two replicas died while they generated the turn. It may be what they died of, so no third one gets it."""
+    """Two replicas died while they generated the turn. It may have killed them, so no third one gets it."""
 
 
 class _Diverged(Exception):
-    """A request that was made again did not give the tokens that it gave before."""
+    """A repeated request did not give the tokens that it gave before."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn under way. prompt_tokens: of its group. replica: where its placement or a move sends it; request: what
-    generates it now, if anything does, on source; moving: that request is being aborted. decisions: about it.
+    """A turn in progress. prompt_tokens: its group's. replica: where its placement or a move sends it. request: the one
+    that generates it now, if any, on `source`. moving: that request is being aborted. decisions: its placements.
     """
 
     group: int
@@ -64,11 +64,11 @@ class _Turn:
 
 
 DEADLY = 2  # deaths of replicas under one turn
-LOOK_S = 1.0  # between two decisions while turns are under way: a policy may go by the time alone
+LOOK_S = 1.0  # at most, between two decisions while turns are under way: a policy may depend on the time alone
 
 
 class Fleet:
-    """`async with Fleet(...) as fleet` starts all replicas at once and ends them on the way out."""
+    """All replicas as one generator. `async with` starts them together and ends them."""
 
     def __init__(
         self,
@@ -79,25 +79,25 @@ class Fleet:
         canary: Sequence[Sequence[int]] = (),
         note: Callable[[str], None] = log.warning,
     ) -> None:
-        """note: told of each replica that dies or comes back."""
+        """note: called with a line when a replica dies or comes back."""
         self.config = config
         self.last: dict[int, KvSample] = {}
-        self.kv_peak: dict[int, float] = {}  # largest share of blocks in use, until the reader clears it
+        self.kv_peak: dict[int, float] = {}  # largest share of blocks in use since the reader last cleared it
         self.preemptions = 0
-        self.prefilled = 0  # tokens of prompts computed, those of lost prefixes and preempted requests included
+        self.prefilled = 0  # prompt tokens computed, those of lost prefixes and preempted requests included
         self.moves = 0
         self._balancer = balancer
         self._timeline = timeline
         self._supervisor = Supervisor(config, make_replica, timeline, canary, self, note)
         self._turns: dict[int, _Turn] = {}
         self._homes: dict[int, int] = {}  # the replica of a trajectory's last turn
-        self._born: dict[int, int] = {}  # the version of its first token, where that binds it
+        self._first_version: dict[int, int] = {}  # of trajectories that keep to it
         self._tool_waiting: set[int] = set()
         self._drained: dict[int, asyncio.Event] = {}  # set when nothing runs there any more
         self._ended: ReplicaDied | None = None
         self._scheduled = False
         self._held = False
-        self._later: asyncio.TimerHandle | None = None  # the next decision if nothing happens
+        self._next_look: asyncio.TimerHandle | None = None  # the next decision if nothing happens
         self._requests = 0
         self._keys = count(1)
 
@@ -113,7 +113,7 @@ class Fleet:
         await self._supervisor.__aexit__(kind, error, trace)
 
     def new_key(self) -> int:
-        """The key of a trajectory that begins."""
+        """Returns the key for a new trajectory."""
         return next(self._keys)
 
     @property
@@ -123,7 +123,7 @@ class Fleet:
 
     @property
     def weights(self) -> PublishedWeights | None:
-        """What the replicas have, or are about to."""
+        """The weights that the replicas have or are about to load."""
         return self._supervisor.weights
 
     @property
@@ -132,12 +132,12 @@ class Fleet:
 
     @property
     def kv_tokens(self) -> tuple[int, int]:
-        """(room, free): of the KV caches of all live replicas."""
+        """(capacity, free) tokens of the KV caches of all live replicas."""
         live = self._supervisor.live
-        free = {index: replica.usable_blocks for index, replica in live.items()}
-        room = sum(free.values())
-        free |= {index: sample.free_blocks for index, sample in self.last.items() if index in live}
-        return room * self.config.block_size, sum(free.values()) * self.config.block_size
+        free_blocks = {index: replica.usable_blocks for index, replica in live.items()}
+        capacity_blocks = sum(free_blocks.values())
+        free_blocks |= {index: sample.free_blocks for index, sample in self.last.items() if index in live}
+        return capacity_blocks * self.config.block_size, sum(free_blocks.values()) * self.config.block_size
 
     @property
     def deaths(self) -> int:
@@ -149,26 +149,26 @@ class Fleet:
         return self._supervisor.canary_max_abs
 
     async def update_weights(self, weights: PublishedWeights) -> Difference | None:
-        """All live replicas load them and pass the canary; returns its largest differences, None where none was
-        compared. Raises CanaryFailed.
+        """Lets all live replicas load the weights and pass the canary. Returns the largest differences, or None if no
+        replica was compared. Raises CanaryFailed.
         """
         worst = await self._supervisor.update_weights(weights)
         self._schedule()
         return worst
 
     def hold(self, on: bool) -> None:
-        """While it is on no turn begins and none is moved; those that have begun go on."""
+        """Stops placements while on: no turn begins and none is moved. Turns that have begun continue."""
         self._held = on
         if not on:
             self._schedule()
 
     def rest(self) -> AbstractAsyncContextManager[None]:
-        """The replicas sleep inside, for a learner that shares their devices; they serve again after the next
+        """Lets the replicas sleep inside, for a learner that shares their devices. They serve again after the next
         `update_weights`. Raises ValueError while a trajectory is under way.
         """
         under_way = len(self._turns) + len(self._tool_waiting)
         if under_way:
-            raise ValueError(f"a fleet rests when no trajectory is under way, {under_way} are")
+            raise ValueError(f"a fleet can rest only when no trajectory is under way, and {under_way} are")
         return self._supervisor.rest()
 
     async def turn(
@@ -181,13 +181,15 @@ class Fleet:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         decisions: list[Placement] | None = None,
     ) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Generates one turn of trajectory `key` (a `new_key`): (replica, delta) until a delta has `finish`.
+        """Generates one turn of trajectory `key` (a `new_key`). Yields (replica, delta) until a delta has `finish`.
 
         token_ids may grow while the turn is generated, but what it holds at the call must stay; its first prompt_tokens
-        (None: all) are the group's. The caller then calls `turn_finished` (it goes on) or `trajectory_ended`. Waits for
-        a place inside `waiting()`. decisions: gets those about this turn as they are made. Raises ReplicaDied when none
-        will come, Superseded when the trajectory must begin again (`FleetConfig.on_update`): the caller calls
-        `trajectory_ended` first. Raises DeadlyTurn when a second replica dies under it.
+        (None: all) are the group's. The turn waits for a place inside `waiting()`. decisions: gets the placements of
+        the turn as they are made. Afterwards the caller calls `turn_finished` if the trajectory waits for tools, else
+        `trajectory_ended`.
+
+        Raises ReplicaDied if no replica will come, DeadlyTurn if a second one dies under the turn, and Superseded if
+        the trajectory must begin again; then the caller calls `trajectory_ended` first.
         """
         size = len(token_ids)
         produced: list[int] = []
@@ -195,9 +197,9 @@ class Fleet:
         self._back_from_tool(key)
         decisions = [] if decisions is None else decisions
         turn = self._turns[key] = _Turn(group, size if prompt_tokens is None else prompt_tokens, decisions)
-        deadly: list[int] = []  # replicas that died under it
-        begin = 0  # of the request: how many tokens were produced before it
-        version = self._version_of(key)  # of the request
+        died: list[int] = []  # replicas that died under the turn
+        begin = 0  # tokens that were produced before the request
+        version = self._version_of(key)  # the request's
         try:
             while True:
                 with waiting():
@@ -223,17 +225,17 @@ class Fleet:
                                 return
                             if delta.token_ids:
                                 yield replica.index, replace(delta, finish=None, spans=())
-                            if not turn.moving:  # an engine that ends by itself aborts what it has
+                            if not turn.moving:  # an engine that ends by itself aborts its requests
                                 raise ReplicaDied(f"replica {replica.index} aborted a request that nobody moves")
                             begin = len(produced)
                             break
                 except ReplicaDied as error:
                     self._supervisor.mark_dead(replica, error)
-                    if replica.index not in self._drained:  # else it was ended on purpose
-                        deadly.append(replica.index)
-                    if len(deadly) == DEADLY:
-                        ends = f"replica {deadly[0]} and then replica {deadly[1]} died while they generated this turn"
-                        raise DeadlyTurn(f"{ends}, so no third one gets it; last heard: {error}") from error
+                    if replica.index not in self._drained:  # a drained one was ended on purpose
+                        died.append(replica.index)
+                    if len(died) == DEADLY:
+                        deaths = f"replica {died[0]} and then replica {died[1]} died while they generated this turn"
+                        raise DeadlyTurn(f"{deaths}, so no third one gets it; last cause: {error}") from error
                 except _Diverged:
                     begin = len(produced)
                 finally:
@@ -244,47 +246,48 @@ class Fleet:
     async def _undelivered(
         self, deltas: AsyncGenerator[Delta, None], delivered: Sequence[int], key: int, version: int
     ) -> AsyncGenerator[Delta, None]:
-        """The deltas of a request that is made again, without the tokens that it gave the first time.
+        """Yields the deltas of a repeated request, without the tokens that it gave the first time.
 
-        Raises _Diverged when it gives others (a batch of another shape may round a log-probability the other way), or
-        when its weights are not `version` any more.
+        Raises _Diverged if it gives others (a batch of another shape may round a log-probability the other way), or if
+        its weights are not `version` any more.
         """
-        given = 0  # of the delivered ones
+        repeated = 0  # how many of the delivered tokens have come again
         async with aclosing(deltas):
             async for delta in deltas:
-                again = list(delivered[given : given + len(delta.token_ids)])
-                given += len(again)
-                if again:
-                    early = given < len(delivered) and delta.finish not in (None, "abort")
-                    if early or self._version_of(key) != version or list(delta.token_ids[: len(again)]) != again:
+                expected = list(delivered[repeated : repeated + len(delta.token_ids)])
+                repeated += len(expected)
+                if expected:
+                    early = repeated < len(delivered) and delta.finish not in (None, "abort")
+                    same = list(delta.token_ids[: len(expected)]) == expected
+                    if early or self._version_of(key) != version or not same:
                         raise _Diverged
                 new = replace(
                     delta,
-                    token_ids=delta.token_ids[len(again) :],
-                    logprobs=delta.logprobs[len(again) :],
-                    spans=[(number, max(begin, given), end) for number, begin, end in delta.spans if end > given],
+                    token_ids=delta.token_ids[len(expected) :],
+                    logprobs=delta.logprobs[len(expected) :],
+                    spans=[(number, max(begin, repeated), end) for number, begin, end in delta.spans if end > repeated],
                 )
                 if new.token_ids or new.finish is not None:
                     yield new
 
     def turn_finished(self, key: int, tokens: int) -> None:
-        """The turn ended with tool calls."""
+        """Notes that a turn ended with tool calls."""
         self._balancer.turn_finished(key, tokens, self._timeline.now())
         self._tool_waiting.add(key)
         self._timeline.idle.tools(self._homes[key], 1, self._timeline.now())
         self._schedule()
 
     def trajectory_ended(self, key: int, tokens: int, *, finished: bool) -> None:
-        """The trajectory ended; finished: by itself (not: it failed or was cancelled). Idempotent."""
+        """Notes that a trajectory ended. finished: by itself, so it neither failed nor was cancelled. Idempotent."""
         self._balancer.trajectory_ended(key, tokens, finished)
         self._back_from_tool(key)
         self._homes.pop(key, None)
-        self._born.pop(key, None)
+        self._first_version.pop(key, None)
         self._schedule()
 
     async def drain(self, index: int) -> None:
-        """Ends a replica for good when its turns have ended or were moved; what is left there after `drain_s` goes on
-        elsewhere. Raises ValueError for one that is not up, or the last.
+        """Ends a replica for good once its turns have ended or moved. Turns that remain after `drain_s` continue
+        elsewhere. Raises ValueError for a replica that is not up, or the last one.
         """
         replica = self._supervisor.retire(index)
         empty = self._drained[index] = asyncio.Event()
@@ -298,7 +301,7 @@ class Fleet:
 
     def _version_of(self, key: int) -> int:
         """Returns the version of the weights that a trajectory is sampled with next."""
-        return self._born.get(key, self.version) if self.config.on_update == "finish" else self.version
+        return self._first_version.get(key, self.version) if self.config.on_update == "finish" else self.version
 
     def _back_from_tool(self, key: int) -> None:
         if key in self._tool_waiting:
@@ -306,29 +309,32 @@ class Fleet:
             self._timeline.idle.tools(self._homes[key], -1, self._timeline.now())
 
     async def _place(self, turn: _Turn, key: int, tokens: int) -> ReplicaPort:
-        """Where the turn goes on: where a move sent it, else where the balancer places it. No update is under way."""
+        """Returns the replica on which the turn continues: where a move sent it, otherwise where the balancer places
+        it. Waits until no update is under way.
+        """
         while True:
             if self._ended is not None:
                 raise ReplicaDied(str(self._ended))
-            if self.config.on_update == "restart" and self._born.get(key, self.version) != self.version:
-                raise Superseded(f"trajectory {key} began under version {self._born[key]}, now it is {self.version}")
+            first = self._first_version.get(key, self.version)
+            if self.config.on_update == "restart" and first != self.version:
+                raise Superseded(f"trajectory {key} began under version {first}, now it is {self.version}")
             if turn.replica is not None and turn.replica.died.is_set():
                 self._supervisor.mark_dead(turn.replica)
                 turn.replica = None
             if turn.replica is None:
-                await self._placed(turn, key, tokens)
+                await self._wait_for_placement(turn, key, tokens)
             elif self._supervisor.weights_current.is_set():
                 if self.config.on_update != "continue":
-                    self._born.setdefault(key, self.version)
+                    self._first_version.setdefault(key, self.version)
                 return turn.replica
             else:
                 await self._supervisor.weights_current.wait()
 
-    async def _placed(self, turn: _Turn, key: int, tokens: int) -> None:
+    async def _wait_for_placement(self, turn: _Turn, key: int, tokens: int) -> None:
         placed = turn.placed = self._loop.create_future()
         self._balancer.request_turn(key, turn.group, turn.prompt_tokens, tokens, self._timeline.now())
         self._schedule()
-        await asyncio.sleep(0)  # the decision: only what it leaves waiting is blocked
+        await asyncio.sleep(0)  # lets the balancer decide: only a turn that still waits then counts as blocked
         if not placed.done():
             with self._timeline.idle_cause("kv_blocked"):
                 await placed
@@ -349,30 +355,30 @@ class Fleet:
             self._drained[replica.index].set()
 
     def _schedule(self) -> None:
-        """One decision per loop tick, after all events of the tick."""
+        """Schedules one decision per loop tick, after all events of the tick."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._decide)
 
     def _decide(self) -> None:
         self._scheduled = False
-        if self._later is not None:
-            self._later.cancel()
+        if self._next_look is not None:
+            self._next_look.cancel()
         if self._ended is not None or self._held or not self._supervisor.weights_current.is_set():
             return
         try:
             for place in self._balancer.decide(self._timeline.now()):
                 turn = self._turns.get(place.key)
-                if turn is not None:  # else it was closed in this tick
-                    self._note(turn, place)
+                if turn is not None:  # otherwise it was closed in this tick
+                    self._record(turn, place)
                     self._send(turn, self._supervisor.live[place.replica])
         except Exception as error:
-            error.add_note(f"in the balancer {type(self._balancer).__name__}, or in what its decide() answered")
+            error.add_note(f"in the balancer {type(self._balancer).__name__}, or in what its decide() returned")
             self._supervisor.fail(error)
             return
-        self._later = self._loop.call_later(LOOK_S, self._schedule) if self._turns else None
+        self._next_look = self._loop.call_later(LOOK_S, self._schedule) if self._turns else None
 
-    def _note(self, turn: _Turn, place: Place) -> None:
+    def _record(self, turn: _Turn, place: Place) -> None:
         self._timeline.instant("fleet", place.rule, **place.reasons())
         turn.decisions.append(
             Placement(
@@ -387,7 +393,7 @@ class Fleet:
         )
 
     def _send(self, turn: _Turn, replica: ReplicaPort) -> None:
-        """The turn goes on there: now if it waits, else from the tokens that it has when its request has ended."""
+        """Sends the turn to a replica: now if it waits, otherwise with its tokens so far once its request has ended."""
         turn.replica = replica
         self._wake(turn)
         if turn.request is not None and not turn.moving:
@@ -410,7 +416,7 @@ class Fleet:
             self._timeline.instant("fleet", str(error))
             self._supervisor.mark_dead(replica)
 
-    # What the supervisor calls (engine.fleet.supervisor.Listener)
+    # The supervisor calls these (engine.fleet.supervisor.Listener).
 
     def on_up(self, replica: ReplicaPort) -> None:
         self._balancer.replica_up(replica.index, replica.usable_blocks, self.config.block_size)
@@ -442,7 +448,7 @@ class Fleet:
         if self.config.on_update != "restart":
             return
         for key, turn in self._turns.items():
-            if self._born.get(key, self.version) == self.version:
+            if self._first_version.get(key, self.version) == self.version:
                 continue
             if turn.request is not None and not turn.moving:
                 self._interrupt(turn, turn.request)
@@ -450,15 +456,15 @@ class Fleet:
 
     def on_none_left(self, error: ReplicaDied) -> None:
         self._ended = self._ended or error
-        if self._later is not None:
-            self._later.cancel()
+        if self._next_look is not None:
+            self._next_look.cancel()
         self._supervisor.weights_current.set()
         for turn in self._turns.values():
             self._wake(turn)
 
 
 def _rest(sampling: Sampling, produced: int) -> Sampling:
-    """What is left of a turn after `produced` tokens."""
+    """Returns how the rest of a turn is sampled after `produced` tokens."""
     if not produced:
         return sampling
     seed = None if sampling.seed is None else (sampling.seed + produced) % SEEDS

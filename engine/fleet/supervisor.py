@@ -1,13 +1,13 @@
-"""The life of the replicas: started at once, watched, replaced, and their weights kept current.
+"""Starts, watches and replaces the replicas, and keeps their weights current.
 
 Invariants
-- While weights are updated on all replicas at once `weights_current` is clear; after an update every live replica has
-  passed the canary. After one that failed it is clear until one succeeds. Where old versions stay (`on_update` is
-  "finish") nothing waits, and a version is that of new trajectories once every live replica has it.
+- `weights_current` is clear while weights are updated on all replicas at once, and after a failed update until one
+  succeeds. After an update every live replica has passed the canary. Where old versions stay (`on_update` is "finish")
+  nothing waits, and new trajectories get a version once every live replica has it.
 - A replica that dies is replaced in the background, unless it died too often; the new one gets the current weights and
-  passes the canary first. One that dies while it starts is started again in the same way. Each death, with its cause,
-  and each return is told to `note`.
-- All replicas come up at least once, or the fleet does not start: one that is misconfigured ends it at once.
+  passes the canary first. One that dies while it starts is started again in the same way. `note` is told each death,
+  with its cause, and each return.
+- All replicas come up at least once, or the fleet does not start. A misconfigured one ends the start at once.
 - When no replica is left and none will come, everybody who waits is told so.
 """
 
@@ -30,23 +30,23 @@ from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 
 log = logging.getLogger(__name__)
-STEADY_S = 600.0  # a replica that dies after that died of something new
+STEADY_S = 600.0  # a replica that served for so long died of something new
 MakeReplica = Callable[[int, int | None, Callable[[int, KvSample], None]], ReplicaPort]
 
 
 class Listener(Protocol):
     """What the Supervisor calls as things happen (`engine.fleet.fleet.Fleet`), in the event loop. Must not raise.
 
-    Calls, not a queue of events: a sample must reach the balancer before the tokens of its step reach the trajectories,
-    and a replica that is down must take no placement of the same tick.
+    These are calls, not a queue of events: a sample must reach the balancer before the tokens of its step reach the
+    trajectories, and a replica that is down must get no placement in the same tick.
     """
 
     def on_up(self, replica: ReplicaPort) -> None:
-        """It has the current weights and serves."""
+        """The replica has the current weights and serves."""
         ...
 
     def on_down(self, replica: ReplicaPort) -> None:
-        """It was up and is not any more."""
+        """The replica was up and no longer is."""
         ...
 
     def on_step(self, index: int, sample: KvSample) -> None: ...
@@ -56,12 +56,12 @@ class Listener(Protocol):
         ...
 
     def on_none_left(self, error: ReplicaDied) -> None:
-        """Every replica died too often: none will come."""
+        """Every replica died too often, and none will come."""
         ...
 
 
 class Supervisor:
-    """`async with` starts all replicas at once and ends them on the way out."""
+    """Owns the replicas. `async with` starts them together and ends them."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Supervisor:
         listener: Listener,
         note: Callable[[str], None] = log.warning,
     ) -> None:
-        """note: for the user."""
+        """note: called with lines for the user."""
         self.config = config
         self.canary = [list(ids) for ids in canary]
         self.canary_max_abs: float | None = None  # the largest so far; None: nothing was compared
         self.deaths = 0
-        self._heard = ""  # why one died, where it was said
-        self._causes: dict[ReplicaPort, str] = {}  # why they died: what was heard first
+        self._last_cause = ""  # why a replica died, the last time that it was known
+        self._causes: dict[ReplicaPort, str] = {}  # why replicas died, as it was first known
         self._note = note
         self.live: dict[int, ReplicaPort] = {}
         self.weights: PublishedWeights | None = None
@@ -89,9 +89,9 @@ class Supervisor:
         self._listener = listener
         self._update = asyncio.Lock()
         self._rest = asyncio.Lock()
-        self._beginning = 0  # replicas
-        self._none_begins = asyncio.Event()
-        self._none_begins.set()
+        self._starting = 0  # how many replicas are
+        self._none_starting = asyncio.Event()
+        self._none_starting.set()
         self._supervised = set(range(config.replicas))
         self._stack = AsyncExitStack()
 
@@ -119,26 +119,29 @@ class Supervisor:
             raise first_error(failures) from failures
 
     def retire(self, index: int) -> ReplicaPort:
-        """Replica `index` is not replaced when it goes down. Raises ValueError for one that is not up, or the last."""
+        """Returns replica `index`, which will not be replaced when it goes down.
+
+        Raises ValueError for one that is not up, or the last one.
+        """
         if index not in self.live or index not in self._supervised:
-            raise ValueError(f"replica {index} is not up (there is: {sorted(self.live)})")
+            raise ValueError(f"replica {index} is not up, but only {sorted(self.live)}")
         if len(self._supervised) == 1:
-            raise ValueError(f"replica {index} is the last one")
+            raise ValueError(f"replica {index} is the last one, so it must stay")
         self._supervised.remove(index)
         return self.live[index]
 
     async def update_weights(self, weights: PublishedWeights) -> Difference | None:
-        """All live replicas load the weights and pass the canary, `paused_share` of them at a time; returns its largest
-        differences, or None where no replica was compared.
+        """Lets all live replicas load the weights and pass the canary, `paused_share` of them at a time.
 
-        Raises CanaryFailed with the numbers. A replica that fails the update itself is replaced.
+        Returns the largest differences, or None if no replica was compared. Raises CanaryFailed with the numbers. A
+        replica that fails the update itself is replaced.
         """
         async with self._update:
             started = self._timeline.now()
-            beside = self.config.on_update == "finish" and self.weights is not None
-            if self.config.paused_share == 1 and not beside:
+            old_version_stays = self.config.on_update == "finish" and self.weights is not None
+            if self.config.paused_share == 1 and not old_version_stays:
                 self.weights_current.clear()
-            if not beside:
+            if not old_version_stays:
                 self.weights = weights
             at_once = asyncio.Semaphore(max(1, int(self.config.paused_share * len(self.live))))
             try:
@@ -155,21 +158,21 @@ class Supervisor:
             self.weights = weights
             self.weights_current.set()
         ended = self._timeline.now()
-        compared = [found for task in tasks if (found := task.result()) is not None]
-        worst = Difference(*map(max, zip(*compared, strict=True))) if compared else None
-        told = {} if worst is None else {"canary_mean_abs": worst.mean_abs, "canary_max_abs": worst.max_abs}
+        differences = [difference for task in tasks if (difference := task.result()) is not None]
+        worst = Difference(*map(max, zip(*differences, strict=True))) if differences else None
+        shown = {} if worst is None else {"canary_mean_abs": worst.mean_abs, "canary_max_abs": worst.max_abs}
         if worst is not None:
             self.canary_max_abs = max(self.canary_max_abs or 0.0, worst.max_abs)
-        self._timeline.span("weights", f"version {weights.version}", started, ended, **told)
+        self._timeline.span("weights", f"version {weights.version}", started, ended, **shown)
         return worst
 
     @asynccontextmanager
     async def rest(self) -> AsyncIterator[None]:
-        """Inside, the replicas hold nothing of a shared device and none begins; one that has begun is waited for. They
-        serve after the next update.
+        """Lets the replicas sleep inside: they hold nothing of a shared device, and none starts. Waits first for one
+        that is starting. They serve again after the next update.
         """
         async with self._rest:
-            await self._none_begins.wait()
+            await self._none_starting.wait()
             async with self._update:
                 self.weights_current.clear()
                 await self._each(lambda replica: replica.sleep(), "sleep")
@@ -177,17 +180,17 @@ class Supervisor:
                 await self._each(lambda replica: replica.wake("weights"), "wake")
 
     @asynccontextmanager
-    async def _begins(self) -> AsyncIterator[None]:
-        """A replica comes up inside: not while the learner has the devices."""
+    async def _outside_rest(self) -> AsyncIterator[None]:
+        """Lets a replica start inside, but not while the learner has the devices."""
         async with self._rest:
-            self._beginning += 1
-            self._none_begins.clear()
+            self._starting += 1
+            self._none_starting.clear()
         try:
             yield
         finally:
-            self._beginning -= 1
-            if not self._beginning:
-                self._none_begins.set()
+            self._starting -= 1
+            if not self._starting:
+                self._none_starting.set()
 
     async def _each(self, act: Callable[[ReplicaPort], Awaitable[None]], what: str) -> None:
         """Runs an action on all live replicas at once; a replica that fails is replaced."""
@@ -209,7 +212,7 @@ class Supervisor:
             return await self._load_and_check(replica, weights)
 
     async def _load_and_check(self, replica: ReplicaPort, weights: PublishedWeights) -> Difference | None:
-        """None: it was not compared, since there is no canary or it died."""
+        """Updates one replica. Returns None if it was not compared, because there is no canary or it died."""
         began = self._timeline.now()
         try:
             await replica.update_weights(weights.path, weights.version)
@@ -218,12 +221,12 @@ class Supervisor:
             self._timeline.span("replicas", f"load version {weights.version}", began, loaded, replica.index)
             if not self.canary:
                 return None
-            found = await replica.logprobs(self.canary)
+            logprobs = await replica.logprobs(self.canary)
             self._timeline.span("replicas", "canary", loaded, self._timeline.now(), replica.index)
         except ReplicaDied as error:
             self.mark_dead(replica, error)
             return None
-        return compare(replica.index, found, weights, self.config.canary_tolerance)
+        return compare(replica.index, logprobs, weights, self.config.canary_tolerance)
 
     async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
         """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""
@@ -231,16 +234,16 @@ class Supervisor:
         deaths = 0
         while deaths <= self.config.restarts:
             replica = self._make_replica(index, core, self._listener.on_step)
-            since = math.inf  # it has not served yet
+            served_since = math.inf  # it has not served yet
             try:
-                async with self._begins():
+                async with self._outside_rest():
                     await replica.start()
                     async with self._update:
                         if self.weights is not None:
                             await self._load_and_check(replica, self.weights)
                         if not replica.died.is_set():
                             self._admit(replica)
-                            since = self._timeline.now()
+                            served_since = self._timeline.now()
                             if deaths:
                                 self._tell(f"replica {index} is up again")
                 if not up.done():
@@ -256,14 +259,15 @@ class Supervisor:
             if index not in self._supervised:
                 return
             self.deaths += 1
-            deaths = 1 if self._timeline.now() - since > STEADY_S else deaths + 1
+            deaths = 1 if self._timeline.now() - served_since > STEADY_S else deaths + 1
             cause = self._causes.pop(replica, "it did not say why")
             if deaths <= self.config.restarts:
                 self._tell(f"replica {index} died: {cause}; restart {deaths} of {self.config.restarts} begins")
         self._tell(f"replica {index} died {deaths} times and is given up; the last time: {cause}")
         self._supervised.remove(index)
         if not self._supervised:
-            end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times{self._heard}")
+            last_cause = f"; last cause: {self._last_cause}" if self._last_cause else ""
+            end = ReplicaDied(f"no replica is left: each died {self.config.restarts + 1} times{last_cause}")
             self._listener.on_none_left(end)
             raise end
 
@@ -276,7 +280,8 @@ class Supervisor:
             async with asyncio.timeout(self.config.stop_deadline_s):
                 await replica.shutdown()
         except TimeoutError:
-            self._timeline.instant("fleet", f"replica {replica.index} does not end: killed")
+            waited = f"did not end within {self.config.stop_deadline_s:g} s"
+            self._timeline.instant("fleet", f"replica {replica.index} {waited} and is killed")
             replica.kill()
 
     def _admit(self, replica: ReplicaPort) -> None:
@@ -286,10 +291,10 @@ class Supervisor:
         self._listener.on_up(replica)
 
     async def _watch(self, replica: ReplicaPort) -> None:
-        """Returns when the replica died; kills one that stalls within `watch_s` after its step deadline.
+        """Returns when the replica died. Kills one that stalls, within `watch_s` after its step deadline.
 
-        A look that comes late by as much is passed over: where this process stood still (Ctrl-Z, fg), what the engine
-        said meanwhile has not been read.
+        A check that comes late by `watch_s` or more does not count: this process stood still (Ctrl-Z, fg), and has not
+        read what the engine sent meanwhile.
         """
         clock, stalled = asyncio.get_running_loop().time, None
         while not replica.died.is_set():
@@ -299,22 +304,22 @@ class Supervisor:
                     await replica.died.wait()
             except TimeoutError:
                 if clock() - began < 2 * self.config.watch_s and replica.stalled(self._timeline.now()):
-                    stalled = ReplicaDied(f"replica {replica.index} stalled or dead: killed")
+                    stalled = ReplicaDied(f"replica {replica.index} stalled or died unnoticed, and was killed")
                     replica.kill()
         self.mark_dead(replica, stalled)
 
     def fail(self, error: Exception) -> None:
-        """A bug seen in a callback, where an exception would only be logged, ends the fleet."""
+        """Ends the fleet for a bug in a callback, where an exception would only be logged."""
         self.tasks.create_task(_raised(error), name="failed")
 
     def mark_dead(self, replica: ReplicaPort, error: ReplicaDied | None = None) -> None:
-        """The replica is dead, or shall be: nothing more is placed there, and it is ended and replaced. Idempotent."""
+        """Declares a replica dead: nothing more is placed there, and it is ended and replaced. Idempotent."""
         replica.died.set()
-        if said := replica.cause or (str(error) if error is not None else ""):
-            self._heard = f"; last heard: {self._causes.setdefault(replica, said)}"
+        if cause := replica.cause or (str(error) if error is not None else ""):
+            self._last_cause = self._causes.setdefault(replica, cause)
         if error is not None:
             self._timeline.instant("fleet", str(error))
-        if self.live.get(replica.index) is replica:  # else not admitted, or down already
+        if self.live.get(replica.index) is replica:  # otherwise it was not admitted, or is down already
             del self.live[replica.index]
             self._timeline.idle.down(replica.index, self._timeline.now())
             self._listener.on_down(replica)
@@ -325,7 +330,7 @@ async def _raised(error: Exception) -> None:
 
 
 def core_of(index: int, replicas: int, cores: Sequence[int]) -> int | None:
-    """The core of a replica; None, any core, when there are more replicas than cores: one that is pinned beside a busy
-    one waits for it while another core idles.
+    """Returns the core for a replica, or None for any core if there are more replicas than cores: a replica pinned
+    beside a busy one would wait while another core idles.
     """
     return cores[index] if replicas <= len(cores) else None

@@ -207,12 +207,12 @@ async def test_a_fleet_rests_only_when_no_trajectory_is_under_way():
     async with fleet_of(Replicas()) as fleet:
         turn = fleet.turn(1, 0, [2, 3], sampling())
         await anext(turn)
-        with pytest.raises(ValueError, match="a fleet rests when no trajectory is under way, 1 are"):
+        with pytest.raises(ValueError, match="a fleet can rest only when no trajectory is under way, and 1 are"):
             fleet.rest()
         async for _ in turn:
             pass
         fleet.turn_finished(1, 9)
-        with pytest.raises(ValueError, match="under way, 1 are"):
+        with pytest.raises(ValueError, match="under way, and 1 are"):
             fleet.rest()
         fleet.trajectory_ended(1, 9, finished=True)
         async with fleet.rest():

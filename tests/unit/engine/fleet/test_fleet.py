@@ -459,7 +459,7 @@ async def test_when_no_replica_is_left_the_run_ends_with_one_clear_error():
                 replica.die()
             await play(fleet)
 
-    with pytest.raises(ReplicaDied, match="no replica is left: each died 3 times; last heard: no memory"):
+    with pytest.raises(ReplicaDied, match="no replica is left: each died 3 times; last cause: no memory"):
         await run()
     assert len(replicas.made) == 6
     assert all(replica.events[-1] == "shutdown" for replica in replicas.made)

@@ -69,7 +69,7 @@ async def storm(seed, on_update):
                 assert await task == expected(key), key
         await asyncio.wait(tasks.values())
         await settle()
-        assert fleet._turns == fleet._homes == fleet._born == policy.running == {}
+        assert fleet._turns == fleet._homes == fleet._first_version == policy.running == {}
         assert policy.waiting == []
         assert all(replica.in_flight == 0 for replica in replicas.made)
     assert all(replica.events[-1] == "shutdown" for replica in replicas.made)

@@ -56,7 +56,7 @@ async def test_restart_ends_what_is_in_flight_and_it_begins_again_under_the_new_
         gate.release()
         await update
         assert [token for _, token in await play(fleet)] == expected(), "the key may be used again"
-        assert fleet._turns == fleet._born == {}
+        assert fleet._turns == fleet._first_version == {}
         policy.check()
 
 
@@ -188,4 +188,4 @@ async def test_finish_keeps_a_trajectory_under_its_version_and_nothing_waits_for
         assert sorted(wanted) == [4, 4, 4, 5], "two turns of the first, one each of the others"
         for key in (1, 2, 3):
             fleet.trajectory_ended(key, 9, finished=True)
-        assert fleet._born == {}
+        assert fleet._first_version == {}
