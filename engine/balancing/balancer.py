@@ -1,6 +1,6 @@
 """Placement of trajectories on replicas. Pure: events and the time go in, placements come out.
 
-`engine.balancing.kv_aware` holds the node's own policy, `bench.placement.policies` what others do.
+`engine.balancing.kv_aware` holds the node's own policy, `bench.placement.policies` those of others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.replica.port import KvSample
 class Place:
     """A decision: trajectory `key` generates its next turn on `replica`. All of it goes into the timeline.
 
-    stay_s, go_s: estimated seconds to its end where it was and where it goes, when it moved for its own sake.
+    stay_s, go_s: of a move that saves time, the estimated seconds to the trajectory's end without and with it.
     """
 
     key: int
@@ -26,7 +26,7 @@ class Place:
     go_s: float = 0.0
 
     def reasons(self) -> dict[str, float]:
-        """What the timeline shows beside the rule. The costs of staying and going are there where they were weighed."""
+        """Returns what the timeline shows beside the rule, with the costs of staying and going if they were weighed."""
         shown = {"key": self.key, "replica": self.replica, "headroom_blocks": self.headroom_blocks}
         if self.stay_s or self.go_s:
             shown |= {"stay_s": self.stay_s, "go_s": self.go_s}
@@ -42,15 +42,15 @@ class Balancer(Protocol):
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None: ...
 
     def replica_down(self, replica: int) -> None:
-        """The trajectories that ran there will `request_turn` again with their tokens so far."""
+        """The replica is gone. Trajectories that ran there will `request_turn` again with their tokens so far."""
         ...
 
     def replica_drain(self, replica: int) -> None:
-        """Nothing new goes there, and what is there should move away; `replica_down` follows."""
+        """Nothing new may go there, and what is there should move away; `replica_down` follows."""
         ...
 
     def sample(self, replica: int, sample: KvSample, now: float) -> None:
-        """Once per engine step: each request that runs there grew by about `sample.steps` tokens since the last."""
+        """An engine made a step: each request that runs there grew by about `sample.steps` tokens."""
         ...
 
     def request_turn(self, key: int, group: int, prompt_tokens: int, tokens: int, now: float) -> None:
@@ -62,9 +62,9 @@ class Balancer(Protocol):
         ...
 
     def trajectory_ended(self, key: int, tokens: int, finished: bool) -> None:
-        """The trajectory ended in whatever state it was; finished: by itself, so that its size says something."""
+        """The trajectory ended, whatever its state. finished: by itself, so that its size is informative."""
         ...
 
     def decide(self, now: float) -> list[Place]:
-        """Placements of waiting trajectories; one of a running trajectory moves it: it goes on there by its ids."""
+        """Returns placements of waiting trajectories. A placement of a running one moves it with its tokens so far."""
         ...

@@ -1,16 +1,16 @@
-"""Placement by KV cache: late binding, admission by predicted use, places of tool-waiting trajectories held.
+"""Places trajectories by KV cache: late binding, admission by predicted use, places held while tools run.
 
-Invariants (`check` states the first two, its tests the others)
+Invariants (`check` asserts the first two, tests the others)
 - A trajectory is in exactly one of: waiting (fresh, ready or parked), running on a replica, tool-waiting, gone.
-- It is in the active set of at most one replica; what is reserved there when it enters is released when it leaves,
-  so that the sum of reservations after a run is exactly zero.
-- Order: ready (its KV is still on a replica) first, then fresh in their order, then parked (its KV was given up), the
-  smallest first; fresh ones that come after one was parked wait for it. Once forecasts are current, no replica that is
-  not draining has an empty active set while one waits.
+- It is in the active set of at most one replica. What is reserved there when it enters is released when it leaves, so
+  that the sum of reservations after a run is exactly zero.
+- Ready trajectories (their KV is still on a replica) are placed first, then fresh ones in their order, then parked ones
+  (their KV was given up), the smallest first. Fresh ones that come after one was parked wait for it. Once forecasts are
+  current, no replica that is not draining has an empty active set while a trajectory waits.
 - A trajectory is moved at most `moves` times for the sake of speed, and never while others wait for a place.
 
-vLLM's free blocks count evictable prefixes as free: they are a hard check only. What tool-waiting trajectories hold is
-counted here.
+vLLM's free blocks count evictable prefixes as free, so they serve only as a hard check. What tool-waiting trajectories
+hold is counted here.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ MARGIN = 0.075  # share of the blocks that full caution keeps free
 ROOMY = 0.85  # share of the blocks up to which no forecast is needed
 SPREAD = 0.5  # standard deviations of the predicted use that full caution keeps free besides
 SHED_ABOVE = 0.95  # share of the blocks whose predicted use makes trajectories give their places up
-MARKED = 3.0  # tokens of running ones that shall leave, over what must go: not all of them end their turns in time
-TOGETHER = 0.25  # share of the longest growth from which a group's prompt is worth keeping the group together
-DEAR_STEPS = 200.0  # full caution where a preemption costs what one trajectory more brings in so many steps
+MARKED = 3.0  # running trajectories told to leave, in tokens, over the excess: not all end their turns in time
+TOGETHER = 0.25  # a group stays together if its prompt is at least this share of the longest growth
+DEAR_STEPS = 200.0  # caution is full if one preemption costs what one more trajectory brings in so many steps
 UNKNOWN_HOLD_S = 25.0  # until the cost of a prefill is known: that of a full KV cache on an H200 with a 14B model
 GAIN = 0.15  # share of the remaining time that a move must save
-FORECASTS = 1024  # trajectories per decision whose growth is predicted anew: a millisecond or two
-LOOK_STEPS = 32  # steps of the slowest replica between two looks for moves
+FORECASTS = 1024  # trajectories per decision whose growth is predicted anew, which takes a millisecond or two
+LOOK_STEPS = 32  # steps of the fullest replica between two searches for moves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Faster:
-    """A replica where a trajectory is expected to end sooner; both estimates in seconds, to its end."""
+    """A replica where a trajectory is expected to end sooner, with the seconds to its end if it stays or goes."""
 
     replica: TrackedReplica
     stay_s: float
@@ -54,15 +54,17 @@ class KvAware:
 
     A replica admits a trajectory when the predicted use of its active set, tool-waiting ones included, stays below its
     blocks at every horizon (`engine.balancing.length_forecast`), and vLLM's live free blocks hold what must be computed
-    now. `caution`, in [0, 1], is how much of SPREAD and of MARGIN must fit too; None: learnt from what a preemption
-    costs and what one trajectory more brings. Sizes and costs are learnt from scratch; what was learnt stays for the
-    next steps.
+    now. `caution`, in [0, 1], is how much of SPREAD and of MARGIN must fit too. None: it is learnt from what a
+    preemption costs and what one more trajectory brings. Sizes and costs are learnt from scratch, and kept for the next
+    steps.
+
     Forecasts err, most of all while the first trajectories are still going. So a replica that is expected to overflow
-    within a turn sheds the smallest, which are the cheapest to compute again: those that wait for tools at once,
-    running ones when their turn ends. They queue as parked, and so does one that waits for tools longer than `hold_s`
-    (None: what recomputing a full cache costs, learnt), and who waits longest where more is held than there is.
-    When nobody waits for a place, trajectories move from slow replicas to fast ones, each at most `moves` times: 0
-    where a seed must repeat a run, since a request that moves goes on under another seed.
+    within a turn sheds the smallest trajectories, which are the cheapest to compute again: tool-waiting ones at once,
+    running ones when their turn ends. These queue as parked. So does one that waits for tools longer than `hold_s`
+    (None: what recomputing a full cache takes, learnt), and the longest waiting if more is held than fits.
+
+    When none waits for a place, trajectories move from slow replicas to fast ones, each at most `moves` times. moves
+    must be 0 if a seed is to repeat a run, since a request that moves continues under another seed.
     """
 
     def __init__(
@@ -84,16 +86,16 @@ class KvAware:
         self.costs = LearntStepCost()
         self._ledger = KvLedger(self.lengths)
         self._stale: set[int] = set()  # replicas whose forecast is to be made again
-        self._outdated: set[int] = set()  # those whose forecast is from before what was learnt last
+        self._outdated: set[int] = set()  # those whose forecast is older than what was learnt last
         self._learnt_at = 0  # steps of all replicas when the growth was last learnt
-        self._ended = 0  # since then
+        self._ended = 0  # trajectories that ended since then
         self._turns = 0
-        self._turn_tokens = 0.0  # what a trajectory grows by in a turn, on average over some hundred of them
-        self._most = 0  # trajectories at once, since there were none
+        self._turn_tokens = 0.0  # what a trajectory grows by in a turn, averaged over some hundred turns
+        self._most = 0  # most trajectories at once since there were none
         self._steps = 0
         self._hold_now_s = UNKNOWN_HOLD_S if hold_s is None else hold_s
         self._caution_now = 1.0 if caution is None else caution
-        self._look_at = -math.inf
+        self._next_look_at = -math.inf
 
     def replica_up(self, replica: int, blocks: int, block_size: int) -> None:
         if replica in self._ledger.replicas:
@@ -132,7 +134,7 @@ class KvAware:
         if trajectory is None:
             self._ledger.enqueue(self._ledger.add(key, group, prompt_tokens, tokens), "fresh")
             return
-        if trajectory.state == "running" and trajectory.moves:  # its old replica died before it had moved
+        if trajectory.state == "running" and trajectory.moves:  # its old replica died before it moved
             self._ledger.release(trajectory)
         elif trajectory.state != "tool":
             raise ValueError(f"trajectory {key} arrives while {trajectory.state}")
@@ -180,9 +182,9 @@ class KvAware:
         if not all_fit:
             self._refresh(now, crowded)
         if crowded:
-            if all_fit or not self._outdated:  # else those with a new forecast would get all
+            if all_fit or not self._outdated:  # otherwise replicas with a new forecast would get all
                 placed += self._admit()
-        elif now >= self._look_at:
+        elif now >= self._next_look_at:
             placed += self._rebalance(now)
         return placed
 
@@ -190,23 +192,25 @@ class KvAware:
         return self._ledger.waiting()
 
     def reserved_blocks(self) -> float:
-        """Sum over the replicas of what is reserved at the fullest horizon."""
+        """Returns the sum over the replicas of what is reserved at the fullest horizon."""
         return sum(int(state.reserved_H[:H].max()) / state.block_size for state in self._ledger.replicas.values())
 
     def check(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
         self._ledger.check()
 
-    def _hold(self) -> float:
+    def _learnt_hold_s(self) -> float:
         if self.hold_s is not None:
             return self.hold_s
         tokens = max((state.blocks * state.block_size for state in self._ledger.replicas.values()), default=0)
         cost_s = self.costs.prefill_s(tokens)
         return UNKNOWN_HOLD_S if cost_s is None else cost_s
 
-    def _caution(self, active: list[TrackedTrajectory], sizes_N: Ints) -> float:
-        """A preempted trajectory is computed again, and nothing else on its replica meanwhile; one that was admitted
-        too many brings the more, the less of a step grows with the batch: tokens lost over tokens won per step.
+    def _learnt_caution(self, active: list[TrackedTrajectory], sizes_N: Ints) -> float:
+        """Returns the tokens that a preemption loses, over those that one more trajectory brings in DEAR_STEPS steps.
+
+        A preempted trajectory is computed again, and nothing else on its replica meanwhile. One more trajectory brings
+        the more, the less of a step grows with the batch.
         """
         fixed_s = self.costs.step_s(0)
         if self.caution is not None or not active or not fixed_s:
@@ -218,8 +222,8 @@ class KvAware:
         return min(1.0, running * again_s / fixed_s / DEAR_STEPS)
 
     def _refresh(self, now: float, crowded: bool) -> None:
-        """Lengths are learnt and forecasts are made anew. Where trajectories wait for a place, those whose tools take
-        too long give up theirs; where none waits, only replicas matter that are expected to be more than half full.
+        """Learns lengths and makes forecasts anew. If trajectories wait for a place, those whose tools take too long
+        give theirs up; if none waits, only replicas that are expected to be more than half full matter.
         """
         ledger = self._ledger
         in_tail = not crowded and 2 * len(ledger.trajectories) <= self._most
@@ -232,8 +236,8 @@ class KvAware:
             self.lengths.refresh(sizes_N, [trajectory.group for trajectory in active], list(ledger.groups.values()))
             self._ended = 0
             self._learnt_at = self._steps
-            self._hold_now_s = self._hold()
-            self._caution_now = self._caution(active, sizes_N)
+            self._hold_now_s = self._learnt_hold_s()
+            self._caution_now = self._learnt_caution(active, sizes_N)
             self._stale.update(ledger.replicas)
             self._outdated.update(ledger.replicas)
         done = 0
@@ -241,11 +245,11 @@ class KvAware:
             state = ledger.replicas[index]
             used = 1 - ledger.arrays.free_blocks_R[index] / state.blocks
             tight = 2 * max(used, state.reserved_H[:H].max() / (state.blocks * state.block_size)) > 1
-            if done < FORECASTS and (crowded or tight):  # the rest has its turn soon: who is active brings an event
+            if done < FORECASTS and (crowded or tight):  # the rest follows soon, since active trajectories bring events
                 done += len(state.active)
                 ledger.forecast(state)
                 self._evict_overcommit(state)
-                if in_tail:  # who left would only be the last to end
+                if in_tail:  # a trajectory that left would only be the last to end
                     for trajectory in state.active.values():
                         trajectory.leaves = False
                 else:
@@ -262,7 +266,7 @@ class KvAware:
             self._ledger.release(longest)
 
     def _evict_overcommit(self, state: TrackedReplica) -> None:
-        """More is held than there is: the engine has lost the prefixes of those who wait longest for tools."""
+        """If more is held than fits, releases those that wait longest for tools: the engine has lost their prefixes."""
         capacity_tokens = state.blocks * state.block_size
         if state.reserved_H[0] > capacity_tokens:
             for trajectory in list(self._ledger.tool_waiting.values()):
@@ -270,7 +274,7 @@ class KvAware:
                     self._ledger.release(trajectory)
 
     def _shed(self, state: TrackedReplica) -> None:
-        """Where more than SHED_ABOVE will be held before a turn has passed, the smallest give their places up."""
+        """Lets the smallest give their places up if more than SHED_ABOVE will be held before a turn has passed."""
         horizons = self.lengths.horizons_within(self._turn_tokens)
         fullest = int(state.reserved_H[:horizons].argmax())
         over_tokens = float(state.reserved_H[fullest]) - SHED_ABOVE * state.blocks * state.block_size
@@ -292,7 +296,7 @@ class KvAware:
                 over_tokens -= held_tokens / MARKED
 
     def _fits_worst_case(self) -> bool:
-        """Even if all grow to the bound there is room: no forecast is needed."""
+        """Returns whether all fit even if they grow to the bound; then no forecast is needed."""
         waiting = len(self._ledger.queues["parked"]) + len(self._ledger.queues["fresh"])
         states = self._ledger.replicas.values()
         most = max(len(state.active) for state in states) + waiting
@@ -302,16 +306,16 @@ class KvAware:
         placed: list[Place] = []
         while (trajectory := self._ledger.first_in_line()) is not None:
             beside = self._beside_its_group(trajectory)
-            found = self._choose(trajectory) if beside is None else (beside, "group")
-            if found is None:
-                break  # the first in line waits, and nobody overtakes it
-            replica, rule = found
+            choice = self._choose(trajectory) if beside is None else (beside, "group")
+            if choice is None:
+                break  # the first in line waits, and none overtakes it
+            replica, rule = choice
             self._ledger.dequeue(trajectory)
-            placed.append(self._go(trajectory, replica, rule))
+            placed.append(self._start(trajectory, replica, rule))
         return placed
 
     def _choose(self, trajectory: TrackedTrajectory) -> tuple[TrackedReplica, str] | None:
-        """The replica with most headroom where it fits; an empty one takes whatever comes."""
+        """Returns the replica with most headroom if the trajectory fits there, or an empty one, and the rule."""
         headroom_R = self._headroom(trajectory)
         best = int(headroom_R.argmax())
         if headroom_R[best] >= 0:
@@ -320,8 +324,10 @@ class KvAware:
         return next(((state, "empty") for state in states if not state.active and not state.draining), None)
 
     def _beside_its_group(self, trajectory: TrackedTrajectory) -> TrackedReplica | None:
-        """Where its group is and its prompt need not be computed again: if that is long beside what may follow, KV is
-        plentiful, and the replica has not yet its share of the trajectories.
+        """Returns a replica that has its group, so that the prompt need not be computed again.
+
+        Returns None unless the prompt is long beside what may follow, KV is plentiful, and the replica has less than
+        its share of the trajectories.
         """
         prompt_tokens = trajectory.group.prompt_tokens
         if prompt_tokens < TOGETHER * (self.max_tokens - prompt_tokens):
@@ -337,7 +343,7 @@ class KvAware:
     def _headroom(self, trajectory: TrackedTrajectory) -> Reals:
         return self._ledger.headroom_tokens(trajectory, 1 - MARGIN * self._caution_now, SPREAD * self._caution_now)
 
-    def _go(
+    def _start(
         self, trajectory: TrackedTrajectory, state: TrackedReplica, rule: str, stay_s: float = 0.0, go_s: float = 0.0
     ) -> Place:
         self._ledger.reserve(trajectory, state)
@@ -345,36 +351,36 @@ class KvAware:
         return Place(trajectory.key, state.index, rule, headroom, stay_s, go_s)
 
     def _resume_at_home(self, trajectory: TrackedTrajectory, crowded: bool) -> Place:
-        """Home, where its prefix is; or in the tail to a replica that is faster by more than the prefix costs."""
+        """Places it at home, where its prefix is, or in the tail where it is faster by more than the prefix costs."""
         assert trajectory.home is not None
         home = self._ledger.replicas[trajectory.home]
         may_move = not crowded and trajectory.moves < self.moves
         faster = self._faster(trajectory, home, len(home.active)) if may_move else None
         if faster is not None:
             trajectory.moves += 1
-            return self._go(trajectory, faster.replica, "tail", stay_s=faster.stay_s, go_s=faster.go_s)
-        return self._go(trajectory, home, "home")
+            return self._start(trajectory, faster.replica, "tail", stay_s=faster.stay_s, go_s=faster.go_s)
+        return self._start(trajectory, home, "home")
 
     def _evacuate(self) -> list[Place]:
-        """Those that run on a draining replica move as others have room for them."""
+        """Moves trajectories that run on a draining replica, as far as others have room."""
         placed = []
         for state in [state for state in self._ledger.replicas.values() if state.draining]:
             for trajectory in list(state.active.values()):
-                found = self._choose(trajectory)
-                if found is None:
+                choice = self._choose(trajectory)
+                if choice is None:
                     break
-                replica, _ = found
+                replica, _ = choice
                 trajectory.moves += 1
-                placed.append(self._go(trajectory, replica, "drain"))
+                placed.append(self._start(trajectory, replica, "drain"))
         return placed
 
     def _rebalance(self, now: float) -> list[Place]:
-        """Nobody waits: trajectories move from the fullest replica to the emptiest, if that pays; a few at a time."""
+        """Moves a few trajectories from the fullest replica to the emptiest, if that pays. None waits for a place."""
         live = [state for state in self._ledger.replicas.values() if not state.draining]
         step_s = self.costs.step_s(max((len(state.active) for state in live), default=0))
         if step_s is None or not live:
             return []
-        self._look_at = now + LOOK_STEPS * step_s
+        self._next_look_at = now + LOOK_STEPS * step_s
         placed: list[Place] = []
         for _ in range(1 + len(live) // 4):
             fullest = max(live, key=lambda state: len(state.active))
@@ -385,7 +391,7 @@ class KvAware:
         return placed
 
     def _move_one(self, state: TrackedReplica) -> Place | None:
-        """Moves one of those that run there and may move: one with much to come and little to compute again."""
+        """Moves one of the trajectories that run there: one with much to come and little to compute again."""
         running = [
             trajectory
             for trajectory in state.active.values()
@@ -395,16 +401,16 @@ class KvAware:
             return None
         rests_N = self.lengths.expected_remaining(self._ledger.sizes(running))
         lengths_N = np.array([self._ledger.length(trajectory) for trajectory in running])
-        for place in np.argsort(lengths_N - rests_N)[:4]:
-            trajectory = running[place]
+        for index in np.argsort(lengths_N - rests_N)[:4]:
+            trajectory = running[index]
             faster = self._faster(trajectory, state, len(state.active))
             if faster is not None:
                 trajectory.moves += 1
-                return self._go(trajectory, faster.replica, "level", stay_s=faster.stay_s, go_s=faster.go_s)
+                return self._start(trajectory, faster.replica, "level", stay_s=faster.stay_s, go_s=faster.go_s)
         return None
 
     def _faster(self, trajectory: TrackedTrajectory, home: TrackedReplica, load: int) -> _Faster | None:
-        """Where it would end sooner by GAIN, its recomputed prefix counted twice as it stops others too."""
+        """Returns a replica where it would end sooner by GAIN. The recomputed prefix counts twice: it stops others."""
         remaining = float(self.lengths.expected_remaining(self._ledger.sizes([trajectory]))[0])
         step_here_s = self.costs.step_s(load)
         recompute_s = self.costs.prefill_s(2 * self._ledger.length(trajectory))

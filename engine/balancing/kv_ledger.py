@@ -1,9 +1,9 @@
-"""Who is where and what is reserved for whom: the state of `engine.balancing.kv_aware.KvAware`, and its invariants
-(`check`).
+"""Where each trajectory is and what is reserved for it: the state of `engine.balancing.kv_aware.KvAware`, and its
+invariants (`check`).
 
 Legend: N trajectories, R replicas, H horizons of the forecast (see engine.balancing.length_forecast). A reservation is
-the expected number of tokens at each horizon and then their variances, all integers, so that what is released is
-exactly what was taken.
+the expected number of tokens at each horizon, and then their variances. All are integers, so that exactly what was
+taken is released.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from engine.replica.port import KvSample
 
 H = len(HORIZONS)
 WAITING = ("ready", "parked", "fresh")
-SHOWN_AFTER = 2  # samples until a request that was sent to an engine is in its numbers
-KNOWN = 4096  # reservations that are remembered: where all fit, growth is never learnt and its version stays
+SHOWN_AFTER = 2  # samples until an engine's numbers include a request that was sent to it
+KNOWN = 4096  # bound of remembered reservations: a new forecast clears them, but where all fit there is none
 
 
 @dataclass(slots=True)
 class TrackedTrajectory:
-    """A trajectory. home: the replica in whose active set it is; leaves: it gives that up when its turn ends."""
+    """A trajectory. home: the replica in whose active set it is. leaves: it gives its place up when its turn ends."""
 
     key: int
     group: GroupStats
@@ -34,16 +34,16 @@ class TrackedTrajectory:
     state: str  # "fresh" | "ready" | "parked" | "running" | "tool"
     home: int | None = None
     since: float = 0.0  # when its tools were called
-    steps: int = 0  # of its replica when its turn began
+    steps: int = 0  # its replica's when its turn began
     moves: int = 0
     leaves: bool = False
-    queued: int = 0  # when it last began to wait, counted over all trajectories
+    queued: int = 0  # number of its last entry into a queue, counted over all trajectories
     reserved_H: Ints | None = None
 
 
 @dataclass(slots=True)
 class TrackedReplica:
-    """reserved_H: a row of `ReplicaArrays.reserved_RH`, the sum over its active set; a group's prompt counts once."""
+    """A replica. reserved_H: its row of `ReplicaArrays.reserved_RH`, the sum over its active set, each prompt once."""
 
     index: int
     blocks: int
@@ -57,13 +57,13 @@ class TrackedReplica:
 
 @dataclass(kw_only=True, slots=True)
 class ReplicaArrays:
-    """What a decision reads of all replicas at once; row i is replica i, whether it is up or not."""
+    """What a decision reads of all replicas at once. Row i is replica i, whether it is up or not."""
 
     reserved_RH: Ints
-    open_tokens_R: Reals  # size of those that take trajectories, 0 of others
+    open_tokens_R: Reals  # capacity of replicas that take trajectories, 0 for others
     block_size_R: Reals
-    free_blocks_R: Reals  # of the last sample, less a block for each that runs
-    sent_blocks_R2: Reals  # not yet in a sample, newest last
+    free_blocks_R: Reals  # in the last sample, less a block for each running request
+    sent_blocks_R2: Reals  # blocks of requests that no sample includes yet, newest last
 
     @classmethod
     def of(cls, count: int) -> ReplicaArrays:
@@ -76,7 +76,7 @@ class ReplicaArrays:
         )
 
     def extended(self, count: int) -> ReplicaArrays:
-        """These rows and `count` new ones."""
+        """Returns these rows and `count` new ones."""
         more = ReplicaArrays.of(count)
         joined = {
             each.name: np.concatenate((getattr(self, each.name), getattr(more, each.name))) for each in fields(self)
@@ -95,11 +95,11 @@ class KvLedger:
         self.replicas: dict[int, TrackedReplica] = {}
         self.arrays = ReplicaArrays.of(0)
         self.queues: dict[str, OrderedDict[int, TrackedTrajectory]] = {name: OrderedDict() for name in WAITING}
-        # Of those that wait for tools the ones with a home, who waits longest first.
+        # Those that wait for tools and have a home, the longest waiting first.
         self.tool_waiting: OrderedDict[int, TrackedTrajectory] = OrderedDict()
-        self._parked: list[tuple[int, int, int]] = []  # heap of (tokens, key, queued); those gone are dropped when met
+        self._parked: list[tuple[int, int, int]] = []  # heap of (tokens, key, queued); stale entries go when met
         self._queued = 0
-        self._known: dict[tuple[int, ...], Ints] = {}  # reservations by group, size, its number of ends, block size
+        self._remembered: dict[tuple[int, ...], Ints] = {}  # by group, size, members that ended, block size
         self._version = -1
 
     def add_replica(self, index: int, blocks: int, block_size: int) -> None:
@@ -150,8 +150,10 @@ class KvLedger:
             heapq.heappush(self._parked, (trajectory.tokens, trajectory.key, trajectory.queued))
 
     def first_in_line(self) -> TrackedTrajectory | None:
-        """Returns who gets the next place: those that came before the first parked one was parked, then the smallest
-        parked one. Nothing that comes later goes before them, so that nobody waits for ever.
+        """Returns the trajectory that gets the next place, or None.
+
+        Fresh ones that came before the first parked one was parked go first, then the smallest parked one. Fresh ones
+        that come later wait for all parked ones, so that none waits for ever.
         """
         fresh = next(iter(self.queues["fresh"].values()), None)
         parked = next(iter(self.queues["parked"].values()), None)
@@ -162,9 +164,9 @@ class KvLedger:
             return fresh
         while True:
             _, key, queued = self._parked[0]
-            found = self.queues["parked"].get(key)
-            if found is not None and found.queued == queued:
-                return found
+            smallest = self.queues["parked"].get(key)
+            if smallest is not None and smallest.queued == queued:
+                return smallest
             heapq.heappop(self._parked)
 
     def dequeue(self, trajectory: TrackedTrajectory) -> None:
@@ -172,11 +174,12 @@ class KvLedger:
             self.queues[trajectory.state].pop(trajectory.key, None)
 
     def reserve(self, trajectory: TrackedTrajectory, replica: TrackedReplica) -> None:
-        """It runs there from now on, with a reservation for what it will grow to; at home with the one it has."""
+        """Lets a trajectory run on a replica, with a reservation for what it will grow to. At home it keeps its own."""
         trajectory.tokens = self.length(trajectory)
         if trajectory.home != replica.index:
-            there = trajectory.group.prompt_tokens if replica.index in trajectory.group.replicas else 0
-            self.arrays.sent_blocks_R2[replica.index, -1] += (trajectory.tokens - there) / replica.block_size + 1
+            cached_tokens = trajectory.group.prompt_tokens if replica.index in trajectory.group.replicas else 0
+            sent_blocks = (trajectory.tokens - cached_tokens) / replica.block_size + 1
+            self.arrays.sent_blocks_R2[replica.index, -1] += sent_blocks
             self.release(trajectory)
             trajectory.home = replica.index
             replica.active[trajectory.key] = trajectory
@@ -188,7 +191,7 @@ class KvLedger:
         trajectory.state, trajectory.steps = "running", replica.steps
 
     def release(self, trajectory: TrackedTrajectory) -> None:
-        """It leaves the active set, and its reservation with it."""
+        """Takes a trajectory out of the active set, and its reservation with it."""
         if trajectory.home is None:
             return
         replica = self.replicas[trajectory.home]
@@ -203,7 +206,7 @@ class KvLedger:
         self.tool_waiting.pop(trajectory.key, None)
 
     def drop_replica(self, index: int) -> TrackedReplica:
-        """Nobody is there any more; who waited for it is parked."""
+        """Removes a replica. Its running trajectories become tool-waiting, and those that are ready are parked."""
         replica = self.replicas[index]
         for trajectory in list(replica.active.values()):
             self.release(trajectory)
@@ -216,31 +219,34 @@ class KvLedger:
         return self.replicas.pop(index)
 
     def length(self, trajectory: TrackedTrajectory) -> int:
-        """Tokens now: a running one has grown by one in each step of its replica."""
+        """Returns a trajectory's tokens now: a running one has grown by one in each step of its replica."""
         if trajectory.state != "running" or trajectory.home is None:
             return trajectory.tokens
         return trajectory.tokens + self.replicas[trajectory.home].steps - trajectory.steps
 
     def reservation(self, trajectory: TrackedTrajectory, block_size: int) -> Ints:
-        """Tokens (H) that it is expected to hold beyond its group's prompt, half a block lost at its end included."""
-        if self._version != self.lengths.version or len(self._known) == KNOWN:
-            self._known.clear()
+        """Returns the reservation of a trajectory: tokens beyond its group's prompt, with the half block that it wastes
+        at its end.
+        """
+        if self._version != self.lengths.version or len(self._remembered) == KNOWN:
+            self._remembered.clear()
             self._version = self.lengths.version
         size = max(0, self.length(trajectory) - trajectory.group.prompt_tokens)
-        name = self.group_ids[trajectory.key], size, len(trajectory.group.ended), block_size
-        found = self._known.get(name)
-        if found is None:
-            found = self.lengths.predict(np.array([size]), [trajectory.group])[0]
-            found[:H] += block_size // 2
-            self._known[name] = found
-        return found
+        case = self.group_ids[trajectory.key], size, len(trajectory.group.ended), block_size
+        reserved_H = self._remembered.get(case)
+        if reserved_H is None:
+            reserved_H = self.lengths.predict(np.array([size]), [trajectory.group])[0]
+            reserved_H[:H] += block_size // 2
+            self._remembered[case] = reserved_H
+        return reserved_H
 
     def headroom_tokens(self, trajectory: TrackedTrajectory, fill: float, spread: float) -> Reals:
-        """Tokens (R) that `fill` of a replica leaves at the fullest horizon with the trajectory there and `spread`
-        standard deviations of the predicted use.
+        """Returns the tokens (R) that remain free of the share `fill` of each replica at its fullest horizon, with the
+        trajectory there and `spread` standard deviations of the predicted use.
 
-        -inf where it does not fit: where that is negative, or the live free blocks do not hold what must be computed at
-        once (its context, less the group's prompt where that is) and a block for each that runs.
+        It is -inf where the trajectory does not fit: where it would be negative, or where the live free blocks do not
+        hold a block for each running request and what must be computed at once (the context, less the group's prompt
+        where that is cached).
         """
         arrays = self.arrays
         group = trajectory.group
@@ -272,10 +278,10 @@ class KvLedger:
         replica.reserved_H[:H] += sum(group.prompt_tokens for group in unique_groups(trajectories))
 
     def sizes(self, trajectories: Sequence[TrackedTrajectory]) -> Ints:
-        """Tokens (N) beyond the group's prompt, now."""
+        """Returns the tokens (N) beyond the group's prompt, now."""
         steps: dict[int | None, int] = {index: replica.steps for index, replica in self.replicas.items()}
         sizes = []
-        for trajectory in trajectories:  # as `length`, without a call for each: there may be thousands
+        for trajectory in trajectories:  # `length` inlined, since there may be thousands
             size = trajectory.tokens - trajectory.group.prompt_tokens
             if trajectory.state == "running":
                 size += steps[trajectory.home] - trajectory.steps
@@ -332,5 +338,5 @@ class KvLedger:
 
 
 def unique_groups(trajectories: Iterable[TrackedTrajectory]) -> list[GroupStats]:
-    """The groups of these trajectories, each once."""
+    """Returns the groups of these trajectories, each once."""
     return list({id(trajectory.group): trajectory.group for trajectory in trajectories}.values())

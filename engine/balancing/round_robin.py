@@ -1,4 +1,4 @@
-"""The smallest useful policy, as an example of a `Balancer`: each new trajectory goes to the next replica and stays."""
+"""An example of a `Balancer`, the smallest useful one: each new trajectory goes to the next replica and stays there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RoundRobin:
         return [self._place(key) for key in waiting]
 
     def waiting(self) -> int:
-        """Trajectories that wait for a replica."""
+        """Returns how many trajectories wait for a replica."""
         return len(self._waiting)
 
     def _place(self, key: int) -> Place:

@@ -1,4 +1,4 @@
-"""What a step of a replica costs: the formula that the node, the simulator and the lower bound share, and how a node
+"""The cost of a replica's step: the formula that the node, the simulator and the lower bound share, and how a node
 learns it from its steps.
 
 Legend: _s seconds; n requests decode over S tokens of KV in all, while P prompt tokens are computed that attend to A
@@ -13,9 +13,9 @@ import numpy as np
 
 from engine.replica.port import KvSample
 
-MEMORY = 1 - 1 / 4096  # weight of all that was before, per step
-ENOUGH = 64  # samples before anything is said, and between two solutions
-PAUSE = 20.0  # a gap of so many usual steps is no step: weights were updated, or the process was stopped
+MEMORY = 1 - 1 / 4096  # by which each step multiplies the weight of all earlier ones
+ENOUGH = 64  # samples before the first estimate, and between two
+PAUSE = 20.0  # a gap of so many mean steps is no step: weights were updated, or the process was stopped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class StepCost:
 
     step_s = fixed + per_request n + per_token P + per_kv_token S + per_attended A + max(0, weights - per_token (n + P))
 
-    The last term is what reading the weights takes beyond the computing that hides it. A node knows the first three.
+    The last term is the time to read the weights that computing does not hide. A node knows the first three terms.
 
     >>> round(StepCost(fixed_s=0.004, per_request_s=0.001, per_token_s=0.0001).step_s(3, prompt_tokens=20), 6)
     0.009
@@ -50,13 +50,13 @@ class StepCost:
 
 class LearntStepCost:
     """Learns the cost of a step from every sample, by least squares over all replicas with a memory of some thousand
-    steps. Only steps that followed busy ones count, since an idle engine does not step; pauses do not.
+    steps. Only steps that followed busy ones count, since an idle engine does not step. Pauses do not count.
     """
 
     def __init__(self) -> None:
         self.cost: StepCost | None = None  # None as long as too little is known
         self._moments = np.zeros((4, 4))  # of (1, running, prefilled, seconds)
-        self._rows: list[tuple[float, float, float, float, int]] = []  # not yet in them; the last number is a weight
+        self._rows: list[tuple[float, float, float, float, int]] = []  # not yet in the moments; the last is a weight
         self._last: dict[int, tuple[float, bool]] = {}
         self._seen = 0
         self._mean_s = 0.0
@@ -92,9 +92,9 @@ class LearntStepCost:
         values_N4, weights_N = rows_N5[:, :4], rows_N5[:, 4]
         self._moments *= MEMORY ** weights_N.sum()
         self._moments += (values_N4 * weights_N[:, None]).T @ values_N4
-        left, right = self._moments[:3, :3], self._moments[:3, 3]
-        scale = np.sqrt(np.diag(left)) + 1e-12
-        scaled = left / np.outer(scale, scale) + 1e-6 * np.eye(3)
+        normal, right = self._moments[:3, :3], self._moments[:3, 3]
+        scale = np.sqrt(np.diag(normal)) + 1e-12
+        scaled = normal / np.outer(scale, scale) + 1e-6 * np.eye(3)
         fixed_s, per_request_s, per_token_s = np.maximum(np.linalg.solve(scaled, right / scale) / scale, 0.0).tolist()
-        if left[2, 2]:  # else no step has computed a prompt, and the cost of one is unknown
+        if normal[2, 2]:  # otherwise no step has computed a prompt, and the cost of one is unknown
             self.cost = StepCost(fixed_s=fixed_s, per_request_s=per_request_s, per_token_s=per_token_s)

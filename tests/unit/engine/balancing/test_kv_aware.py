@@ -366,7 +366,7 @@ def test_what_was_predicted_for_groups_that_are_gone_is_forgotten_also_while_all
         arrive(policy, key)
         assert len(decided(policy)) == 1
         policy.trajectory_ended(key, 40, True)
-    assert len(policy._ledger._known) <= KNOWN
+    assert len(policy._ledger._remembered) <= KNOWN
 
 
 def test_a_place_is_held_as_long_as_computing_a_full_cache_takes():
