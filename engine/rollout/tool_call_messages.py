@@ -30,6 +30,8 @@ def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {at}: must be an object with a role, got {message!r}")
         calls = message.get("tool_calls") or ()
+        if not isinstance(calls, list | tuple):
+            raise ValueError(f"message {at}: tool_calls must be a list, got {calls!r}")
         content = message.get("content")
         if not isinstance(content, str) and (content is not None or not calls):
             raise ValueError(f"message {at}: content must be a string, got {content!r}")

@@ -209,6 +209,8 @@ def message_of(message: dict[str, Any], at: int) -> Message:
         raise BadRequest(f"{where}.role", f"must be system, developer, user, assistant or tool, got {role!r}")
     ours: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
     if role == "assistant" and message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], list):
+            raise BadRequest(f"{where}.tool_calls", f"must be a list, got {message['tool_calls']!r}")
         ours["tool_calls"] = message["tool_calls"]
     if role == "tool":
         ours["is_error"] = bool(message.get("is_error", False))

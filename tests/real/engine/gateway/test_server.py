@@ -297,6 +297,7 @@ async def test_the_key_of_a_session_may_be_the_api_key():
         (b'{"messages": [{"role": "user", "content": "hi"}], "tool_choice": "required"}', 400, "tool_choice"),
         (b'{"messages": [{"role": "wizard", "content": "hi"}]}', 400, "messages[0].role"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "messages[0].content[0]"),
+        (b'{"messages": [{"role": "assistant", "tool_calls": 5}]}', 400, "messages[0].tool_calls"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "model": "other"}', 404, "other"),
         (b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"x" * MAX_BODY), 413, ""),
     ],

@@ -113,6 +113,7 @@ def with_calls(*calls, content=""):
         (with_calls({"function": {"name": "f"}}), r"function.arguments must be .*, got None"),
         (with_calls(GOOD), r"tool_calls\[0\].function must be an object, got None"),
         (with_calls("f(1)"), r"tool_calls\[0\].function must be an object, got None"),
+        ({"role": "assistant", "content": "", "tool_calls": 5}, "tool_calls must be a list, got 5"),
         (with_calls({"function": {"name": "f", "arguments": {"x": float("nan")}}}), "where a rollout reads .*NaN"),
         (with_calls({"function": GOOD}, content="<tool_call>{"), "where a rollout reads"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "content must be a string, got None"),
