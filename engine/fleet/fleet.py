@@ -413,8 +413,7 @@ class Fleet:
         try:
             await replica.abort(request_id)
         except ReplicaDied as error:
-            self._timeline.instant("fleet", str(error))
-            self._supervisor.mark_dead(replica)
+            self._supervisor.mark_dead(replica, error)
 
     # The supervisor calls these (engine.fleet.supervisor.Listener).
 

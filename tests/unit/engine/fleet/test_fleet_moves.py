@@ -197,6 +197,22 @@ async def test_a_turn_whose_old_and_new_replicas_die_is_placed_again():
         assert [len(replica.requests) for replica in run.replicas.made[:2]] == [1, 0]
 
 
+async def test_a_replica_that_dies_of_an_abort_is_told_with_that_cause():
+    async def abort(request_id):
+        run.replicas.made[0].die()
+        raise ReplicaDied("replica 0: abort failed: TimeoutError")
+
+    async with Moving() as run:
+        await run.until(3)
+        run.replicas.made[0].abort = abort
+        run.move(1)
+        await run.rest()
+        await settle()
+        assert run.found == WHOLE
+        told = [instant.name for instant in run.timeline.drain().instants]
+        assert "replica 0 died: replica 0: abort failed: TimeoutError; restart 1 of 1 begins" in told
+
+
 async def test_two_moves_of_one_turn_end_at_the_last():
     gate = Gate()
     async with Moving(prepare=lambda replica: setattr(replica, "abort_gate", gate)) as run:
