@@ -48,9 +48,8 @@ class FleetConfig:
     def __post_init__(self) -> None:
         require("replicas", self.replicas, at_least(1))
         require("restarts", self.restarts, at_least(0))
-        require_fields(
-            self, none_or(positive), "block_size", "canary_tolerance", "watch_s", "stop_deadline_s", "drain_s"
-        )
+        require_fields(self, positive, "block_size", "watch_s", "stop_deadline_s", "drain_s")
+        require("canary_tolerance", self.canary_tolerance, none_or(positive))
         require("paused_share", self.paused_share, within("(0, 1]"))
         if self.paused_share < 1 and self.on_update == "restart":
             raise ValueError(

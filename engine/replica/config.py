@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.require import at_least, none_or, one_of, require, within
+from sandbox.require import at_least, none_or, one_of, positive, require, require_fields, within
 
 # These are set before torch and vLLM are imported. Engine processes inherit them.
 ENVIRONMENT = {
@@ -88,6 +88,8 @@ class ReplicaConfig:
     """Seconds for a weight update, a canary, falling asleep, or waking up."""
 
     def __post_init__(self) -> None:
+        require_fields(self, at_least(1), "max_model_len", "max_num_seqs", "block_size")
+        require_fields(self, positive, "start_deadline_s", "step_deadline_s", "update_deadline_s")
         if "[" in self.checkpoint:
             raise ValueError(
                 f"checkpoint must be a path without '[', which vLLM takes for a pattern, got {self.checkpoint!r}"

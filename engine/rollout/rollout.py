@@ -43,7 +43,7 @@ from engine.telemetry.timeline import Timeline
 from engine.tools.function_tool import as_tools
 from engine.tools.python_tool import schema
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
-from sandbox.require import at_least, none_or, one_of, positive, require, within
+from sandbox.require import at_least, none_or, one_of, positive, require, require_fields, within
 
 SurplusCalls = Literal["refuse", "drop"]
 
@@ -71,9 +71,8 @@ class RolloutConfig:
     """Seconds that a trajectory may take, not counting its waits for a place on a replica."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "max_response_tokens", "max_turns", "max_calls_per_turn", "deadline_s"):
-            value = getattr(self, name)
-            require(name, value, none_or(positive))
+        require_fields(self, positive, "max_tokens", "max_turns", "deadline_s")
+        require_fields(self, none_or(positive), "max_response_tokens", "max_calls_per_turn")
         require("surplus_calls", self.surplus_calls, one_of(*get_args(SurplusCalls)))
         require("temperature", self.temperature, at_least(0))
         require("top_p", self.top_p, within("(0, 1]"))

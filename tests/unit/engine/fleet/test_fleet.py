@@ -803,7 +803,7 @@ async def test_a_policy_that_places_on_a_replica_that_is_not_there_ends_the_run(
             await play(fleet)
 
 
-@pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("canary_tolerance", 0.0)])
+@pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("canary_tolerance", 0.0), ("watch_s", None)])
 def test_an_impossible_fleet_is_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
         FleetConfig(**{field: value})

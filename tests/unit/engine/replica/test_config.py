@@ -18,7 +18,9 @@ def config(**options):
     ("options", "said"),
     [
         ({"checkpoint": "/a[1]/b"}, r"checkpoint must be a path without '\[', .* got '/a\[1\]/b'"),
-        ({"kv_blocks": 32}, "kv_blocks 32 .*max_model_len 1024"),
+        ({"kv_blocks": 32}, "kv_blocks 32 .*max_model_len 1024.*at least 33 blocks"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"step_deadline_s": 0.0}, "step_deadline_s must be positive, got 0.0"),
         ({"block_size": 48}, "block_size must be a multiple of 32 on the CPU, got 48"),
         ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
         ({"tensor_parallel": 0}, "tensor_parallel must divide the 0 devices, got 0"),

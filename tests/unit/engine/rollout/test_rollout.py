@@ -576,6 +576,7 @@ async def test_concurrent_rollouts_do_not_mix():
         ("max_tokens", 0),
         ("max_response_tokens", 0),
         ("max_turns", 0),
+        ("max_turns", None),
         ("max_calls_per_turn", 0),
         ("surplus_calls", "'forget'"),
         ("deadline_s", 0.0),
