@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MalformedCall:
-    """A call that could not be decoded. reason: what the model is told."""
+    """A call that could not be decoded, and the reason that the model is told."""
 
     text: str
     reason: str
