@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from engine.process.forks import die_with
@@ -81,8 +82,9 @@ def _watch(ranks: dict[int, int]) -> int:
 
 
 def _kill(ranks: Mapping[int, int]) -> None:
-    for pid in list(ranks):  # not reaped yet, so no other process has this pid
-        os.kill(pid, signal.SIGKILL)
+    for pid in list(ranks):
+        with suppress(ProcessLookupError):  # the signal came between the wait for it and its removal
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,10 @@ class Lead:
         path = self._folder / f"nodes-delta-{now.version}"
         try:
             digest = await asyncio.to_thread(deltas.write, before.link, now.link, path)
+        except OSError as error:  # a full file system, most likely
+            self._note(f"weights {now.version} are announced whole, as their delta cannot be written: {error}")
+            path.unlink(missing_ok=True)
+            digest = None
         finally:
             self._forget(before)
         if now is not self._weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import filecmp
 import os
 import shutil
@@ -261,6 +262,21 @@ async def test_where_deltas_are_wanted_a_node_pulls_what_has_changed(
     assert pulled == ["weights-1", "nodes-delta-2", "nodes-delta-3", "weights-3"]
     assert any("pulled whole" in note for note in run.notes)
     assert [path.name for path in run.folder.iterdir() if "delta" in path.name] == []
+
+
+async def test_a_delta_that_cannot_be_written_costs_the_whole_and_not_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("engine.nodes.lead.deltas.write", full)
+    run.lead._config = replace(run.lead._config, deltas=True)
+    async with run.door, run.lead, Setup(*TURNS) as scripted, a_node(run, scripted):
+        for version in (1, 2):
+            run.publish(version)
+            await until(lambda: len(scripted.replicas.made[0].weights) == version)  # noqa: B023
+    assert any("weights 2 are announced whole" in note and "No space" in note for note in run.notes)
 
 
 async def test_a_pull_that_fails_is_tried_again_and_the_node_keeps_the_version_that_it_has(run: Run) -> None:
