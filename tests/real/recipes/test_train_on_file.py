@@ -9,6 +9,7 @@ import pytest
 
 from recipes.tiny.task import problems
 from tests.support.paths import ROOT
+from tests.support.replay import one_of_several_turns, replayed
 from tests.support.runs import metrics
 
 MY = '''
@@ -51,3 +52,7 @@ def test_columns_reward_and_tool_are_options(tmp_path):
     assert len(rows) == 2
     for row in rows:
         assert 0 < row["reward"] <= row["score/calls"], "the reward is 1 where a call of the tool went well"
+    run = tmp_path / "runs/run"
+    again = replayed(run, *one_of_several_turns(run), "turn=1", "start=true")
+    assert again["first_difference"] is None
+    assert again["again"] == again["recorded"], "the reward and the tool of the file are those of the replay"
