@@ -395,7 +395,7 @@ class Training:
         if self.nothing_left:
             say(self.console, str(self.nothing_left))
         for gateway, _ in self._gateways.values():
-            for line in filter(None, (gateway.refused_line(), gateway.dropped_line())):
+            for line in filter(None, (gateway.refused_line(), gateway.overruled_line(), gateway.dropped_line())):
                 say(self.console, line)
         await self.role.ended()
         return summary

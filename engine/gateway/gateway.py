@@ -115,10 +115,11 @@ class Gateway:
             raise BadRequest("session", "each request must name the session that it belongs to")
         return self._made("", self._rules())
 
-    def count_tokens(self, request: ChatRequest) -> int:
+    def count_tokens(self, request: ChatRequest, session: Session | None) -> int:
         """Returns how many tokens the model would read. Raises BadRequest."""
+        lineages = Lineages(self._chats, lambda: 0) if session is None else session.lineages
         try:
-            return len(Lineages(self._chats, lambda: 0).open(request.messages, request.tools, 0.0).ids)
+            return lineages.count(request.messages, request.tools)
         except (ValueError, TemplateError) as error:
             raise BadRequest("messages", str(error)) from error
 
@@ -147,6 +148,13 @@ class Gateway:
             return None
         kinds = ", ".join(f"{number} for {kind!r}" for kind, number in self.refusals.most_common(SHOWN))
         return f"{self.counts.refused} requests of agents were refused: {kinds}"
+
+    def overruled_line(self) -> str | None:
+        """Returns a line with the sampling fields that sessions overruled; None if there were none."""
+        if not self.counts.overruled_fields:
+            return None
+        names = ", ".join(f"{number} by {name!r}" for name, number in self.counts.overruled_fields.most_common(SHOWN))
+        return f"{self.counts.overruled} requests of agents asked for another sampling than the run's: {names}"
 
     def drop_agent(self, prompt_id: str, seconds: float) -> None:
         """Counts an agent that was dropped because it ran on for so long after its cancellation; reports the first."""

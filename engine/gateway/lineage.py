@@ -8,7 +8,8 @@ Invariants
 - Sampled text is never tokenised again: a lineage continues with the ids that its replicas sampled.
 - A turn is in a lineage as a whole or not at all.
 - A token counts as sampled in one lineage only; a branch has the tokens that it took over as given ones.
-- The n-th message of a lineage is the n-th message of each request that continues it.
+- The n-th message of a lineage is the n-th message of each request that continues it, after system messages were put
+  where the template takes them (`engine.gateway.system_messages`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from engine.gateway.system_messages import shows_system_anywhere, with_system_first
+from engine.gateway.thoughts import shows_thoughts, split_thought, with_thought_in_text
 from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate, Message, TemplateError
 from engine.rollout.token_buffer import TokenBuffer
@@ -34,7 +37,7 @@ class NormalizedMessage(NamedTuple):
     """A message in the form in which two are compared.
 
     It leaves out what a client may change unintentionally: the ids of calls, white space around the text and around the
-    tags of thoughts, and the spelling of arguments.
+    tags of thoughts, the spelling of arguments, and the thought with which a turn begins (`thought_of`).
     """
 
     role: str
@@ -46,7 +49,17 @@ class NormalizedMessage(NamedTuple):
         """Returns the form of a message. message: as `normalize` returns it."""
         functions = [call["function"] for call in message.get("tool_calls", ())]
         calls = tuple((each["name"], json.dumps(each["arguments"], sort_keys=True)) for each in functions)
-        return cls(message["role"], _AROUND_THOUGHTS.sub(r"\1", message["content"]).strip(), calls)
+        text = message["content"]
+        if message["role"] == "assistant" and not message.get("reasoning_content"):
+            _, text = split_thought(text)
+        return cls(message["role"], _AROUND_THOUGHTS.sub(r"\1", text).strip(), calls)
+
+
+def thought_of(message: Message) -> str:
+    """Returns the thought of a message, from its own field or from its text; "" if it has none."""
+    if message["role"] != "assistant":
+        return ""
+    return (message.get("reasoning_content") or split_thought(message["content"])[0]).strip()
 
 
 def with_text_for_malformed_calls(message: Message) -> Message:
@@ -207,6 +220,7 @@ class Lineage:
         self.buffer = TokenBuffer(())
         self.messages: list[Message] = []  # as the template gets them, with the text that the model sampled
         self.normalized: list[NormalizedMessage] = []  # as the client sends them
+        self.thoughts: list[str] = []  # those of the messages
         self.turns: list[SampledTurn] = []
         self.parent_turns = 0
         self.prompt_tokens = 0
@@ -250,14 +264,37 @@ class Opened:
     given: list[int]
     messages: list[Message]
     normalized: list[NormalizedMessage]
+    thoughts: list[str]
     reused: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """The messages of a request, in the order in which the template gets them.
+
+    normalized, thoughts: the forms in which they are compared. call_ids: those of each message's calls, as the client
+    sends them. tools: the shown tools as text, "" for none.
+    """
+
+    messages: list[Message]
+    normalized: list[NormalizedMessage]
+    thoughts: list[str]
+    call_ids: list[list[Any]]
+    tools: str
+    chat: ChatTemplate
+
+
 class Chats:
-    """The chat template with the tools of requests. It keeps the templates of the latest sets of tools."""
+    """The chat template with the tools of requests. It keeps the templates of the latest sets of tools.
+
+    system_anywhere: whether the template takes a system message after others. thoughts_apart: whether it shows the
+    field `reasoning_content`; if not, the thought is a part of the text.
+    """
 
     def __init__(self, plain: ChatTemplate) -> None:
         self.plain = plain
+        self.system_anywhere = shows_system_anywhere(plain)
+        self.thoughts_apart = shows_thoughts(plain)
         self._showing: dict[str, ChatTemplate] = {}
 
     def showing(self, key: str, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
@@ -289,27 +326,42 @@ class Lineages:
 
         Raises ValueError or TemplateError for messages that cannot be rendered.
         """
-        ordered = in_order_of_calls(messages)
-        given: list[Message] = [*normalize([with_text_for_malformed_calls(message) for message in ordered])]
-        normalized = [NormalizedMessage.of(message) for message in given]
         if len(self.all) >= MOST:
             raise ValueError(f"a session has at most {MOST} conversations. Fix: begin another session")
-        shown = json.dumps(tools, sort_keys=True) if tools else ""
-        chat = self._chats.showing(shown, tools)
-        match = self._match(normalized, shown)
+        asked = self._asked(messages, tools)
+        match = self._match(asked)
         if match is not None:
             lineage, turn = match
+            _answer(turn, asked.messages[turn.messages :], now)
             try:
-                return self._continue(lineage, turn, given, normalized, now)
+                return self._continue(lineage, turn, asked)
             except TemplateError:
                 pass  # with these messages the template renders earlier turns differently, so this is a new lineage
-        lineage = self._new(shown, chat)
-        lineage.buffer = TokenBuffer(lineage.chat.prompt_ids(given))
+        lineage = self._new(asked.tools, asked.chat)
+        lineage.buffer = TokenBuffer(lineage.chat.prompt_ids(asked.messages))
         lineage.prompt_tokens = len(lineage.buffer)
         lineage.busy = True
         return Opened(
-            lineage=lineage, ids=list(lineage.buffer.ids), given=[], messages=given, normalized=normalized, reused=0
+            lineage=lineage,
+            ids=list(lineage.buffer.ids),
+            given=[],
+            messages=asked.messages,
+            normalized=asked.normalized,
+            thoughts=asked.thoughts,
+            reused=0,
         )
+
+    def count(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
+        """Returns how many tokens the model would read after `open`, and opens nothing. Raises as `open` does."""
+        asked = self._asked(messages, tools)
+        match = self._match(asked)
+        if match is not None:
+            lineage, turn = match
+            try:
+                return turn.end + len(_ids_after(lineage, turn, asked.messages[turn.messages :]))
+            except TemplateError:
+                pass
+        return len(asked.chat.prompt_ids(asked.messages))
 
     def open_text(self, prompt_ids: Sequence[int]) -> Opened:
         """Opens a turn after plain tokens, in a lineage that no conversation continues."""
@@ -317,7 +369,9 @@ class Lineages:
         lineage.buffer = TokenBuffer(prompt_ids)
         lineage.prompt_tokens = len(prompt_ids)
         lineage.busy = True
-        return Opened(lineage=lineage, ids=list(prompt_ids), given=[], messages=[], normalized=[], reused=0)
+        return Opened(
+            lineage=lineage, ids=list(prompt_ids), given=[], messages=[], normalized=[], thoughts=[], reused=0
+        )
 
     def close(self, opened: Opened, deltas: Sequence[Delta], turn: SampledTurn, reply: Message) -> None:
         """Adds a sampled turn to its lineage. reply: the message that the client gets, and sends back."""
@@ -336,43 +390,58 @@ class Lineages:
         lineage.messages = [*opened.messages, {"role": "assistant", "content": kept}]
         [given] = normalize([with_text_for_malformed_calls(reply)])
         lineage.normalized = [*opened.normalized, NormalizedMessage.of(given)]
+        lineage.thoughts = [*opened.thoughts, thought_of(given)]
         turn.messages = len(lineage.messages)
         lineage.turns.append(turn)
         lineage.busy = False
 
-    def _match(self, normalized: Sequence[NormalizedMessage], tools: str) -> tuple[Lineage, SampledTurn] | None:
-        """Returns the deepest turn whose history these messages begin with; among equals one that is last and free."""
-        best: tuple[int, bool, Lineage, SampledTurn] | None = None
+    def _asked(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> _Asked:
+        """Returns messages as they are matched and rendered. Raises ValueError and TemplateError."""
+        ordered = in_order_of_calls(messages)
+        if not self._chats.system_anywhere:
+            ordered = with_system_first(ordered)
+        given: list[Message] = [*normalize([with_text_for_malformed_calls(message) for message in ordered])]
+        shown = json.dumps(tools, sort_keys=True) if tools else ""
+        return _Asked(
+            messages=given if self._chats.thoughts_apart else [with_thought_in_text(message) for message in given],
+            normalized=[NormalizedMessage.of(message) for message in given],
+            thoughts=[thought_of(message) for message in given],
+            call_ids=[_call_ids(message) for message in ordered],
+            tools=shown,
+            chat=self._chats.showing(shown, tools),
+        )
+
+    def _match(self, asked: _Asked) -> tuple[Lineage, SampledTurn] | None:
+        """Returns the deepest turn whose history these messages begin with.
+
+        Among equals it is the one whose thought and calls the client sends back, then one that is last and free.
+        """
+        best: tuple[int, int, bool, Lineage, SampledTurn] | None = None
         for lineage in self.all:
-            if lineage.tools != tools:
+            if lineage.tools != asked.tools:
                 continue
             for turn in lineage.boundaries():
                 depth = turn.messages
-                if depth >= len(normalized) or (best is not None and depth < best[0]):
+                if depth >= len(asked.messages) or (best is not None and depth < best[0]):
                     continue
-                if lineage.normalized[:depth] != list(normalized[:depth]):
+                if lineage.normalized[:depth] != asked.normalized[:depth]:
                     continue
+                pairs = zip(asked.thoughts[:depth], lineage.thoughts, strict=False)
+                if any(thought and thought != own for thought, own in pairs):
+                    continue
+                near = int(asked.thoughts[depth - 1] == lineage.thoughts[depth - 1])
+                near += sum(call.id is not None and call.id in asked.call_ids[depth - 1] for call in turn.calls)
                 free = turn is lineage.turns[-1] and not lineage.busy
-                if best is None or (depth, free) > best[:2]:
-                    best = (depth, free, lineage, turn)
+                if best is None or (depth, near, free) > best[:3]:
+                    best = (depth, near, free, lineage, turn)
                 break
-        return None if best is None else best[2:]
+        return None if best is None else best[3:]
 
-    def _continue(
-        self,
-        lineage: Lineage,
-        turn: SampledTurn,
-        messages: list[Message],
-        normalized: list[NormalizedMessage],
-        now: float,
-    ) -> Opened:
-        before, new = lineage.messages[: turn.messages], messages[turn.messages :]
-        sampled = turn.text.removesuffix(lineage.chat.end_of_turn_text)
-        given = lineage.chat.ids_after_turn(before[:-1], sampled, new)
-        if lineage.buffer.ids[turn.end - 1] != lineage.chat.end_of_turn:
-            given = [lineage.chat.end_of_turn, *given]
-        _answer(turn, new, now)
-        reused = turn.end
+    def _continue(self, lineage: Lineage, turn: SampledTurn, asked: _Asked) -> Opened:
+        depth = turn.messages
+        new = asked.messages[depth:]
+        given = _ids_after(lineage, turn, new)
+        before, thoughts = lineage.messages[:depth], lineage.thoughts[:depth]
         if lineage.busy or turn is not lineage.turns[-1]:
             lineage = self._branch(lineage, turn)
         lineage.busy = True
@@ -381,8 +450,9 @@ class Lineages:
             ids=[*lineage.buffer.ids, *given],
             given=given,
             messages=[*before, *new],
-            normalized=normalized,
-            reused=reused,
+            normalized=asked.normalized,
+            thoughts=[*thoughts, *asked.thoughts[depth:]],  # those that the model had, which the client may leave out
+            reused=turn.end,
         )
 
     def _branch(self, lineage: Lineage, turn: SampledTurn) -> Lineage:
@@ -398,6 +468,15 @@ class Lineages:
         lineage = Lineage(self._made, chat, tools, self._new_key())
         self._made += 1
         return lineage
+
+
+def _ids_after(lineage: Lineage, turn: SampledTurn, new: Sequence[Message]) -> list[int]:
+    """Returns the ids between a sampled turn and the next one. Raises TemplateError, as `ids_after_turn` does."""
+    sampled = turn.text.removesuffix(lineage.chat.end_of_turn_text)
+    given = lineage.chat.ids_after_turn(lineage.messages[: turn.messages - 1], sampled, new)
+    if lineage.buffer.ids[turn.end - 1] != lineage.chat.end_of_turn:
+        given = [lineage.chat.end_of_turn, *given]
+    return given
 
 
 def _answer(turn: SampledTurn, new: Sequence[Message], now: float) -> None:

@@ -3,6 +3,7 @@
 Invariants
 - The text and the calls do not depend on how the tokens are cut into deltas.
 - A client never sees the beginning of a tag or of a stop text, nor the end-of-turn token.
+- The thought with which a turn begins comes apart from the text.
 - A call that cannot be decoded but has a name is passed on with its arguments as they were sampled. If no call of a
   turn has a name, the client gets the whole text.
 """
@@ -16,7 +17,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.gateway.lineage import CalledTool, is_malformed
+from engine.gateway.overlap import overlap
 from engine.gateway.requests import Call, Event, Text
+from engine.gateway.thoughts import ThoughtReader, opens_thought
 from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate, Message
 from engine.rollout.tool_call_parser import OPEN, MalformedCall, ToolCall, ToolCallParser
@@ -26,9 +29,15 @@ _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
 
 class TurnReader:
-    """Reads one turn. seed: determines the ids of its calls. calls: whether tools are offered; if not, all is text."""
+    """Reads one turn.
 
-    def __init__(self, chat: ChatTemplate, seed: str, *, calls: bool, stops: Sequence[str] = ()) -> None:
+    seed: determines the ids of its calls. calls: whether tools are offered; if not, a call is text. thoughts: whether
+    a thought is told apart from the text.
+    """
+
+    def __init__(
+        self, chat: ChatTemplate, seed: str, *, calls: bool, stops: Sequence[str] = (), thoughts: bool = True
+    ) -> None:
         self.stop: str | None = None
         """The stop text that ended the turn, if one did."""
         self.calls: list[Call] = []
@@ -39,11 +48,12 @@ class TurnReader:
         self._stops = stops
         self._marks = (*stops, OPEN) if calls else tuple(stops)
         self._parser = ToolCallParser() if calls else None
+        self._thoughts = ThoughtReader(opened=opens_thought(chat.prefill)) if thoughts else None
         self._stream = chat.stream()
         self._ids: list[int] = []
         self._end_token = False
         self._text = ""  # decoded so far, up to a stop text
-        self._sent = 0  # characters that the client has
+        self._sent = 0  # where the text ends that the client has
         self._opened: int | None = None  # where the first call begins
 
     def read(self, delta: Delta, now: float) -> tuple[Delta, list[Event]]:
@@ -80,12 +90,14 @@ class TurnReader:
             if self._opened is None and OPEN in self._text:
                 self._opened = self._text.index(OPEN)
         end = len(self._text) if not self.calls or self._opened is None else self._opened
-        text = self._text[self._sent : end]
+        thought, start = self._thought(end, ended=True)
+        text = self._text[start:end]
         if self.calls:
             text = text.rstrip()
         if text:
-            self._sent += len(text)
-            events.insert(0, Text(text=text, token_ids=(), logprobs=()))
+            self._sent = start + len(text)
+        if text or thought:
+            events.insert(0, Text(text=text, token_ids=(), logprobs=(), thought=thought))
         return events
 
     @property
@@ -95,7 +107,10 @@ class TurnReader:
 
     def message(self) -> Message:
         """Returns the assistant's message that the client is expected to send back."""
-        message: dict[str, object] = {"role": "assistant", "content": self._text[: self._sent]}
+        begin = 0 if self._thoughts is None else self._thoughts.begin
+        message: dict[str, object] = {"role": "assistant", "content": self._text[begin : self._sent]}
+        if self._thoughts is not None and self._thoughts.thought:
+            message["reasoning_content"] = self._thoughts.thought
         if self.calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -121,9 +136,19 @@ class TurnReader:
                 at = self._text.find(OPEN, max(0, before - len(OPEN)))
                 self._opened = at if at >= 0 else None
         end = self._visible()
-        text = self._text[self._sent : end]
-        self._sent = max(self._sent, end)
-        return [Text(text=text, token_ids=tuple(delta.token_ids), logprobs=tuple(delta.logprobs)), *calls]
+        thought, start = self._thought(end)
+        text = self._text[start:end]
+        if text:
+            self._sent = end
+        ids, logprobs = tuple(delta.token_ids), tuple(delta.logprobs)
+        return [Text(text=text, token_ids=ids, logprobs=logprobs, thought=thought), *calls]
+
+    def _thought(self, end: int, *, ended: bool = False) -> tuple[str, int]:
+        """Returns what is new of the thought, and where the text begins that is new. end: of the visible text."""
+        if self._thoughts is None:
+            return "", self._sent
+        thought = "" if self._thoughts.settled else self._thoughts.read(self._text[:end], ended=ended)
+        return thought, max(self._sent, self._thoughts.begin)
 
     def _visible(self) -> int:
         """Returns where the visible text ends: before the start of a mark and the white space in front of it."""
@@ -131,7 +156,7 @@ class TurnReader:
         if self._opened is not None:
             end = self._opened
         else:
-            held = max((_overlap(text, mark) for mark in self._marks), default=0) if self.stop is None else 0
+            held = max((overlap(text, mark) for mark in self._marks), default=0) if self.stop is None else 0
             end = len(text) - held
         return len(text[:end].rstrip()) if self._parser is not None else end
 
@@ -173,9 +198,3 @@ def _raw_arguments(text: str) -> str:
         return text
     rest = text[match.end() :].strip()
     return rest.removesuffix("}").strip()
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Returns how many characters at the end of a text may be the beginning of a mark."""
-    most = min(len(text), len(mark) - 1)
-    return next((size for size in range(most, 0, -1) if text.endswith(mark[:size])), 0)

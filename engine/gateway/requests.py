@@ -51,14 +51,25 @@ class SamplingOverrides:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """Texts that end the turn. The client does not get them, but the trajectory has their tokens."""
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """Fields that ask for a sampling that there is not, each with the message that refuses it.
+
+    A session that samples by its own rules passes over them.
+    """
+
+    def check_no_changes(self) -> None:
+        """Raises BadRequest for the first of `changes`."""
+        for name, message in self.changes.items():
+            raise BadRequest(name, message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatRequest:
     """The next turn of a conversation.
 
-    messages: in OpenAI's form, except that `content` is always text. An assistant's message may have `tool_calls`, a
-    tool's has `tool_call_id`. tools: the schemas, in OpenAI's form, that the template shows.
+    messages: in OpenAI's form, except that `content` is always text. An assistant's message may have `tool_calls` and
+    `reasoning_content` (its thought), a tool's has `tool_call_id`. tools: the schemas, in OpenAI's form, that the
+    template shows.
     """
 
     messages: tuple[Message, ...]
@@ -84,11 +95,15 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """Sampled tokens and the text that the client reads; "" while a character or a call is incomplete."""
+    """Sampled tokens and the text that the client reads; "" while a character or a call is incomplete.
+
+    thought: the part of the thought that came with these tokens (`engine.gateway.thoughts`).
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    thought: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +121,9 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """The end of the turn. message: what the client is expected to send back as the assistant's message.
+    """The end of the turn.
+
+    message: what the client is expected to send back as the assistant's message; it may leave out `reasoning_content`.
 
     token_ids, logprobs: all that was sampled in the turn. stop: the one of `SamplingOverrides.stop` that ended it.
     """

@@ -10,9 +10,10 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.fleet.fleet import Fleet, Superseded
@@ -84,7 +85,9 @@ class Counts:
     sampled_tokens: int = 0
     wasted_tokens: int = 0
     overruled: int = 0
-    """Requests whose temperature, top_p or seed the rules did not follow."""
+    """Requests with a field that changes sampling and that the rules did not follow."""
+    overruled_fields: Counter[str] = field(default_factory=Counter)
+    """The same by field; a request may have several."""
     renamed: int = 0
     """Requests for another model, which the session's model answered."""
     refused: int = 0
@@ -128,7 +131,7 @@ class Session:
         self._timeline = timeline
         self._on_tokens = on_tokens
         self._waiting = waiting
-        self._lineages = Lineages(chats, fleet.new_key)
+        self.lineages = Lineages(chats, fleet.new_key)
         self._last: Lineage | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -139,7 +142,7 @@ class Session:
 
         def open_chat() -> tuple[Opened, TurnReader]:
             try:
-                opened = self._lineages.open(request.messages, request.tools, self._timeline.now())
+                opened = self.lineages.open(request.messages, request.tools, self._timeline.now())
             except (ValueError, TemplateError) as error:
                 raise BadRequest("messages", str(error)) from error
             lineage = opened.lineage
@@ -158,8 +161,9 @@ class Session:
             if strange := [token for token in request.prompt_ids if not 0 <= token < self._chat.vocabulary]:
                 known = self._chat.vocabulary
                 raise BadRequest("prompt", f"token ids must be from 0 to {known - 1}, got {strange[0]}")
-            reader = TurnReader(self._chat, self.key, calls=False, stops=request.overrides.stop)
-            return self._lineages.open_text(request.prompt_ids), reader
+            stops = request.overrides.stop
+            reader = TurnReader(self._chat, self.key, calls=False, stops=stops, thoughts=False)
+            return self.lineages.open_text(request.prompt_ids), reader
 
         return self._turn(open_text, request.overrides, stream=stream)
 
@@ -210,7 +214,7 @@ class Session:
             turn.truncated = deltas[-1].finish != "stop"
             reason: FinishReason = "length" if turn.truncated else "tool_calls" if reader.calls else "stop"
             reply = reader.message()
-            self._lineages.close(opened, deltas, turn, reply)
+            self.lineages.close(opened, deltas, turn, reply)
             closed = True
             self.turns += 1
             self._last = lineage
@@ -252,6 +256,8 @@ class Session:
         rules, lineage = self.rules, opened.lineage
         if self._closed:
             raise BadRequest("session", f"{self.key!r} has ended")
+        if not rules.fixed:
+            overrides.check_no_changes()
         if rules.max_turns is not None and self.turns + self.in_flight >= rules.max_turns:
             self.stop = StopReason.TURNS
             raise OverBudget("session", f"it may have at most {rules.max_turns} turns")
@@ -279,10 +285,14 @@ class Session:
 
     def _count(self, opened: Opened, overrides: SamplingOverrides) -> None:
         self.count_up(requests=1, prompt_tokens=len(opened.ids), reused_tokens=opened.reused)
-        other_temperature = overrides.temperature not in (None, self.rules.temperature)
-        other_top_p = overrides.top_p not in (None, self.rules.top_p)
-        overruled = other_temperature or other_top_p or overrides.seed is not None
-        self.count_up(overruled=self.rules.fixed and overruled)
+        if not self.rules.fixed:
+            return
+        rules = {"temperature": self.rules.temperature, "top_p": self.rules.top_p, "seed": None}
+        names = [name for name, value in rules.items() if getattr(overrides, name) not in (None, value)]
+        names += overrides.changes
+        self.count_up(overruled=bool(names))
+        for counts in (self.counts, self._counts_of_all):
+            counts.overruled_fields.update(names)
 
     def count_up(self, **increments: int) -> None:
         """Adds to the counts of the session and to those of the gateway."""
@@ -291,10 +301,11 @@ class Session:
                 setattr(counts, name, getattr(counts, name) + value)
 
     @property
-    def cost(self) -> dict[str, float]:
+    def cost(self) -> dict[str, Any]:
         """What the session has used so far. seconds: since it was opened."""
-        lineages, seconds = len(self._lineages.all), self._timeline.now() - self.started_at
-        return {**asdict(self.counts), "turns": self.turns, "lineages": lineages, "seconds": round(seconds, 3)}
+        lineages, seconds = len(self.lineages.all), self._timeline.now() - self.started_at
+        counts = {each.name: getattr(self.counts, each.name) for each in fields(self.counts)}
+        return {**counts, "turns": self.turns, "lineages": lineages, "seconds": round(seconds, 3)}
 
     def trajectory(self, prompt: Prompt, stop: StopReason, error: RolloutError | None = None) -> Trajectory:
         """Returns what was sampled so far: the lineage with the last turn, and the others as segments.
@@ -306,7 +317,7 @@ class Session:
             raise ValueError(f"session {self.key!r} has no turn")
         lineage = last or Lineage.unanswered(self._chat, prompt.messages)
         main = lineage.segment()
-        others = [lineage.segment() for lineage in self._lineages.all if lineage is not last]
+        others = [lineage.segment() for lineage in self.lineages.all if lineage is not last]
         return Trajectory(
             prompt=prompt,
             sample=self.rules.sample,
@@ -344,7 +355,7 @@ class Session:
             self._closed = True
             for task in self._running - {asyncio.current_task()}:
                 task.cancel()
-            for lineage in self._lineages.all:
+            for lineage in self.lineages.all:
                 if not lineage.busy:
                     self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
 

@@ -22,6 +22,8 @@ from typing import Any
 
 from engine.errors import first_error
 from engine.gateway.requests import BadRequest, ChatRequest, Finished, SamplingOverrides, TooLong
+from engine.gateway.system_messages import shows_system_anywhere, with_system_first
+from engine.gateway.thoughts import split_thought
 from engine.rollout.chat_template import Message, TemplateError
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.types import Boundary, Prompt, StopReason, ToolUse, Trajectory, Turn
@@ -55,6 +57,7 @@ class ToolLoop:
 
     def __init__(self, rollouts: Rollouts, *, max_samples: int = 128) -> None:
         self._rollouts = rollouts
+        self._system_anywhere = shows_system_anywhere(rollouts.chat)
         self._max_samples = max_samples
         self._groups = count()
 
@@ -66,6 +69,7 @@ class ToolLoop:
         """
         if not 1 <= n <= self._max_samples:
             raise BadRequest("n", f"must be from 1 to {self._max_samples}, got {n}")
+        request.overrides.check_no_changes()
         rollouts = self._rollouts.with_config(_budget(self._rollouts.config, request.overrides))
         prompt, group = self._prompt(request), next(self._groups)
         try:
@@ -82,10 +86,11 @@ class ToolLoop:
         """Returns the messages as a prompt. Raises BadRequest if they cannot be rendered or are too long."""
         seed = request.overrides.seed
         _check_no_calls(request.messages)
+        messages = request.messages if self._system_anywhere else with_system_first(request.messages)
         try:
             prompt = Prompt(
                 id=secrets.token_hex(8) if seed is None else f"seed-{seed}",
-                messages=tuple(dict(message) for message in request.messages),
+                messages=tuple(dict(message) for message in messages),
                 answer="",
             )
             tokens = len(self._rollouts.chat.prompt_ids(prompt.messages))
@@ -99,10 +104,15 @@ class ToolLoop:
         turns = trajectory.turns
         begin = turns[-1].start if turns else len(trajectory.token_ids_T)
         texts = [self._text(trajectory, turn) for turn in turns]
-        content, stopped_by = _cut(texts[-1] if texts else "", stop)
+        thought, text = split_thought(texts[-1] if texts else "")
+        content, stopped_by = _cut(text, stop)
         finished = Finished(
             reason="stop" if stopped_by is not None or trajectory.stop is StopReason.ANSWER else "length",
-            message={"role": "assistant", "content": content},
+            message={
+                "role": "assistant",
+                "content": content,
+                **({"reasoning_content": thought} if thought else {}),
+            },
             prompt_ids=tuple(trajectory.token_ids_T[:begin].tolist()),
             token_ids=tuple(trajectory.token_ids_T[begin:].tolist()),
             logprobs=tuple(trajectory.logprobs_T[begin:].tolist()),

@@ -1,6 +1,7 @@
 """Anthropic's dialect: /v1/messages, answered whole or as a stream of events.
 
-A field that `MessagesBody` does not have is refused by name, except for IGNORED fields, which change nothing here.
+A field that `MessagesBody` does not have is refused by name, except for IGNORED fields, which change nothing here, and
+empty ones.
 """
 
 from __future__ import annotations
@@ -8,21 +9,63 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from engine.gateway.http.bodies import decoded_object
-from engine.gateway.http.openai_api import Share, Temperature, Tokens, check_stops, is_neutral
+from engine.gateway.http.openai_api import (
+    NOT_SUPPORTED,
+    Share,
+    Temperature,
+    Tokens,
+    check_stops,
+    is_neutral,
+    is_number,
+)
 from engine.gateway.lineage import is_malformed, malformed_text
 from engine.gateway.requests import BadRequest, Begun, Call, ChatRequest, Event, Finished, SamplingOverrides, Text
+from engine.gateway.system_messages import without_billing
 from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.rollout.chat_template import Message
 from engine.rollout.tool_call_messages import decoded_arguments
 
-IGNORED = ("metadata", "service_tier", "thinking", "context_management", "output_config", "betas", "container")
-BILLING = "x-anthropic-billing-header"
+IGNORED = (
+    "metadata",
+    "service_tier",
+    "thinking",
+    "context_management",
+    "output_config",
+    "betas",
+    "container",
+    "cache_control",
+    "cache_salt",
+    "speed",
+    "inference_geo",
+    "diagnostics",
+    "fallbacks",
+    "fallback_credit_token",
+    "billing_policy",
+    "user_profile_id",
+    "workspace_id",
+    "anthropic_version",
+    "anthropic_beta",
+    "mm_payload",
+    "return_mm_kwargs",
+)
+TOP_K = (-1, 0)  # what turns it off
+THINKING = {"type": "thinking", "thinking": "", "signature": ""}
+TEXT = {"type": "text", "text": ""}
 STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+
+
+class ThreadUnsupported(BadRequest):
+    """A request for a conversation that the server keeps. Anthropic's client then goes on without one."""
+
+    DETAILS: ClassVar = {"error_code": "thread_unsupported_request"}
+
+    def __init__(self) -> None:
+        super().__init__("thread", "conversations are not kept here. Fix: send the whole conversation without thread")
 
 
 class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +81,8 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_sequences: list[str] | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, msgspec.Meta(le=0)] | None = None
+    changes: dict[str, str] = {}
+    """See `SamplingOverrides`. A client cannot set it."""
 
     def request(self) -> ChatRequest:
         """Returns the body as a request of the gateway. Raises BadRequest."""
@@ -59,6 +103,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             temperature=self.temperature,
             top_p=self.top_p,
             stop=tuple(stop for stop in self.stop_sequences or () if stop),
+            changes=self.changes,
         )
         return ChatRequest(messages=tuple(messages), tools=tools, overrides=overrides)
 
@@ -66,14 +111,22 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def parse(data: bytes, **defaults: Any) -> MessagesBody:
     """Reads a body. defaults: values of fields that it may lack. Raises msgspec.ValidationError and BadRequest."""
     fields = defaults | decoded_object(data)
+    changes: dict[str, str] = {}
     for name in [*fields]:
         value = fields[name]
-        known = name in MessagesBody.__struct_fields__
-        if name in IGNORED or (value is None and name != "messages") or (not known and is_neutral(value)):
-            del fields[name]
-        elif not known:
-            raise BadRequest(name, "this field is not supported")
-    return msgspec.convert(fields, MessagesBody)
+        if name in MessagesBody.__struct_fields__ and name != "changes":
+            if value is None and name != "messages":
+                del fields[name]
+            continue
+        del fields[name]
+        if name in IGNORED or value is None or is_neutral(value, TOP_K if name == "top_k" else ()):
+            continue
+        if name == "thread":
+            raise ThreadUnsupported
+        if name != "top_k" or not is_number(value):
+            raise BadRequest(name, NOT_SUPPORTED)
+        changes[name] = f"only {TOP_K[0]} is supported, got {value!r}"
+    return msgspec.convert({**fields, "changes": changes}, MessagesBody)
 
 
 def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
@@ -88,7 +141,7 @@ def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
         raise BadRequest(f"{where}.content", f"must be text or a list of blocks, got {content!r}")
-    texts, calls, results = [], [], []
+    texts, thoughts, calls, results = [], [], [], []
     for at, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else None
         place = f"{where}.content[{at}]"
@@ -98,11 +151,15 @@ def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
             calls.append(_call(block, place))
         elif kind == "tool_result" and role == "user":
             results.append(_result(block, place))
-        elif kind not in ("thinking", "redacted_thinking"):  # another model's, since we never send any
+        elif kind == "thinking" and role == "assistant":
+            thoughts.append(_text(block.get("thinking") or "", place).encode(errors="replace").decode())
+        elif kind != "redacted_thinking":  # another model's, since we never send any
             raise BadRequest(place, f"a {role}'s message cannot have a block of type {kind!r}")
     text = "".join(texts)
     if role == "assistant":
-        return [{"role": role, "content": text, **({"tool_calls": calls} if calls else {})}]
+        thought = "".join(thoughts).strip()
+        more = {"reasoning_content": thought} if thought else {}
+        return [{"role": role, "content": text, **more, **({"tool_calls": calls} if calls else {})}]
     return [*results, *([{"role": role, "content": text}] if text or not results else [])]
 
 
@@ -125,8 +182,7 @@ def _system(content: Any, place: str) -> str:
     That header differs from prompt to prompt, so no two prompts would share a prefix.
     """
     blocks = content if isinstance(content, list) else [content]
-    texts = [_text(block, place) for block in blocks]
-    return "".join(text for text in texts if not text.startswith(BILLING))
+    return without_billing(_text(block, place) for block in blocks)
 
 
 def _text(content: Any, place: str) -> str:
@@ -160,11 +216,13 @@ class Reply:
         self.id = f"msg_{uuid.uuid4().hex[:24]}"
         self._model = model
         self._blocks = 0
-        self._open = False
+        self._open: str | None = None  # the type of the block that is being sent
 
     def whole(self, finished: Finished) -> dict[str, Any]:
         """Returns a turn as one response."""
         blocks: list[dict[str, Any]] = []
+        if thought := finished.message.get("reasoning_content"):
+            blocks.append({**THINKING, "thinking": thought})
         if finished.message["content"]:
             blocks.append({"type": "text", "text": finished.message["content"]})
         for call in finished.message.get("tool_calls", ()):
@@ -178,7 +236,9 @@ class Reply:
     async def as_stream(self, answer: AgentAnswer) -> AsyncGenerator[bytes, None]:
         """Yields the answer of the whole agent as a stream."""
         yield self._opening(answer.prompt_tokens, 0)
-        yield self.event(Text(text=answer.finished.message["content"], token_ids=(), logprobs=()))
+        message = answer.finished.message
+        thought = message.get("reasoning_content", "")
+        yield self.event(Text(text=message["content"], token_ids=(), logprobs=(), thought=thought))
         yield self._end(_stop(answer.finished), _usage_of_agent(answer), trace=answer.trace)
 
     def _head(self) -> dict[str, Any]:
@@ -195,7 +255,7 @@ class Reply:
             case Begun():
                 return self._opening(event.prompt_tokens, event.cached_tokens)
             case Text():
-                return self._text(event.text) if event.text else b""
+                return self._thought(event.thought) + self._text(event.text)
             case Call():
                 function = {"name": event.name, "arguments": event.arguments}
                 block = _block({"id": event.id, "function": function})
@@ -210,21 +270,31 @@ class Reply:
         end = {"type": "message_delta", "delta": stop, "usage": usage, **more}
         return self._close() + _event(end) + _event({"type": "message_stop"})
 
+    def _thought(self, thought: str) -> bytes:
+        if not thought:
+            return b""
+        return self._into(THINKING) + self._delta({"type": "thinking_delta", "thinking": thought})
+
     def _text(self, text: str) -> bytes:
-        start = b"" if self._open else self._start({"type": "text", "text": ""})
-        return start + self._delta({"type": "text_delta", "text": text})
+        if not text:
+            return b""
+        return self._into(TEXT) + self._delta({"type": "text_delta", "text": text})
+
+    def _into(self, block: dict[str, Any]) -> bytes:
+        """Begins a block unless one of its type is being sent."""
+        return b"" if self._open == block["type"] else self._close() + self._start(block)
 
     def _start(self, block: dict[str, Any]) -> bytes:
-        self._open = True
+        self._open = block["type"]
         return _event({"type": "content_block_start", "index": self._blocks, "content_block": block})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
 
     def _close(self) -> bytes:
-        if not self._open:
+        if self._open is None:
             return b""
-        self._open = False
+        self._open = None
         self._blocks += 1
         return _event({"type": "content_block_stop", "index": self._blocks - 1})
 

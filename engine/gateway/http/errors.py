@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from aiohttp import web
 
 from engine.fleet.fleet import DeadlyTurn, Superseded
 from engine.gateway.gateway import TooManySessions
+from engine.gateway.http.anthropic_api import ThreadUnsupported
 from engine.gateway.requests import BadRequest, OverBudget, TooLong
 from engine.gateway.tool_loop import Unavailable
 from engine.replica.port import ReplicaDied
@@ -30,13 +32,22 @@ class Refused(Exception):
         self.field = field
 
 
+class UnknownModel(Refused):
+    """There is no model of this name."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(404, f"The model `{model}` does not exist. Fix: use {served!r}", "model")
+        self.model = model
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """An error as the answer to a request.
 
-    status: the HTTP status. field: the wrong part of the request. anthropic: the message in Anthropic's wording, where
-    clients look for it. over_budget: whether a session has used up its tokens or turns, which is no fault. again:
-    whether the same request may succeed later.
+    status: the HTTP status. field: the wrong part of the request. code: what OpenAI's clients branch on. anthropic: the
+    message in Anthropic's wording, where clients look for it. details: what Anthropic's clients branch on. fault:
+    whether the request was wrong, rather than beyond the budget of its session or one that its client then changes by
+    itself. again: whether the same request may succeed later.
     """
 
     status: int
@@ -44,7 +55,8 @@ class Problem:
     field: str | None = None
     code: str | None = None
     anthropic: str | None = None
-    over_budget: bool = False
+    details: Mapping[str, Any] | None = None
+    fault: bool = True
     again: bool = True
 
     @property
@@ -56,9 +68,10 @@ class Problem:
         """Returns the error in a dialect's form."""
         if dialect == "anthropic":
             kind, message = _ANTHROPIC.get(self.status, "api_error"), self.anthropic or self.message
-            return {"type": "error", "error": {"type": kind, "message": message}}
-        kind = _OPENAI.get(self.status, "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
+            details = {} if self.details is None else {"details": self.details}
+            return {"type": "error", "error": {"type": kind, "message": message, **details}}
+        kind, code = _OPENAI.get(self.status, "server_error"), self.code or _CODES.get(self.status)
+        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": code}}
 
     def response(self, dialect: Dialect) -> web.Response:
         """Returns the error as a response, with headers that tell clients whether to retry."""
@@ -71,6 +84,7 @@ class Problem:
 
 
 RETRY_S = "1"
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _OPENAI = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -101,6 +115,9 @@ _ANTHROPIC = {
 def problem_of(error: BaseException) -> Problem | None:
     """Returns the problem that an exception stands for; None for a bug of ours."""
     match error:
+        case UnknownModel():
+            words = f"model: {error.model}"
+            return Problem(status=404, message=str(error), field=error.field, code="model_not_found", anthropic=words)
         case Refused():
             return Problem(status=error.status, message=str(error), field=error.field)
         case incoming.Refused():
@@ -112,10 +129,12 @@ def problem_of(error: BaseException) -> Problem | None:
                 field=error.field,
                 code="context_length_exceeded",
                 anthropic=f"prompt is too long: {error.tokens} tokens > {error.most} maximum",
-                over_budget=True,
+                fault=False,
             )
+        case ThreadUnsupported():
+            return Problem(status=400, message=str(error), field=error.field, details=error.DETAILS, fault=False)
         case BadRequest():
-            return Problem(status=400, message=str(error), field=error.field, over_budget=isinstance(error, OverBudget))
+            return Problem(status=400, message=str(error), field=error.field, fault=not isinstance(error, OverBudget))
         case msgspec.ValidationError():
             return Problem(status=400, message=str(error), field=_field(str(error)))
         case RecursionError():

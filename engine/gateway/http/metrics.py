@@ -17,7 +17,7 @@ COUNTERS = {
     "cached_tokens": "Prompt tokens in the cache of a replica",
     "sampled_tokens": "Tokens sampled in turns that ended",
     "wasted_tokens": "Tokens sampled in turns that were cut off",
-    "overruled": "Requests whose temperature, top_p or seed the session overruled",
+    "overruled": "Requests with a field (temperature, top_k, ...) that the session's own sampling overruled",
     "renamed": "Requests for another model, which the session's model answered",
     "refused": "Requests that were answered with a client error",
 }

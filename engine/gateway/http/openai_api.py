@@ -1,8 +1,9 @@
 """OpenAI's dialect: /v1/chat/completions and /v1/completions.
 
 The fields of `ChatBody` and `CompletionBody` are accepted. IGNORED fields, which clients send by habit, change nothing
-here. A NEUTRAL field is accepted with a value that changes nothing, and an unknown one with an EMPTY value. Every other
-field is refused by name: a client that asks for something should not get something else.
+here. A NEUTRAL field is accepted with a value that changes nothing, and an unknown one with an EMPTY value. A session
+that samples by its own rules accepts an OVERRULED field too, and counts it by name. Every other field is refused by
+name: a client that asks for something should not get something else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -26,6 +27,7 @@ from engine.gateway.requests import (
     Text,
     TextRequest,
 )
+from engine.gateway.system_messages import is_billing, without_billing
 from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.replica.port import SEEDS
 from engine.rollout.chat_template import ChatTemplate, Message
@@ -38,13 +40,25 @@ IGNORED = (
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
     "cache_salt",
     "request_id",
     "session_id",
+    "priority",
+    "prediction",
     "parallel_tool_calls",
     "reasoning_effort",
+    "include_reasoning",
     "verbosity",
+    "stream_interval",
+    "truncation_side",  # of `truncate_prompt_tokens`, which is refused
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "mm_payload",
+    "return_mm_kwargs",
+    "return_token_offsets",
 )
+OVERRULED = ("presence_penalty", "frequency_penalty", "repetition_penalty", "top_k", "min_p")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -59,13 +73,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "modalities": (["text"],),
     "top_logprobs": (0,),
-    "priority": (0,),
-    "skip_special_tokens": (True,),  # the end-of-turn token never reaches a client
-    "spaces_between_special_tokens": (True,),
+    "routed_experts_prompt_start": (0,),
+    "skip_special_tokens": (True, False),  # the end-of-turn token never reaches a client
+    "spaces_between_special_tokens": (True, False),
     "add_generation_prompt": (True,),
     "detokenize": (True,),
 }
 EMPTY: tuple[Any, ...] = (False, {}, [])  # a field that is switched off, whether known or not
+NOT_SUPPORTED = "this field is not supported"
 MOST_CHOICES = 256  # in one request
 MOST_STOPS, STOP_CHARS = 32, 256
 N = Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)]
@@ -90,6 +105,8 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Tokens | None = None
     stop: str | list[str] | None = None
     return_token_ids: bool = False
+    changes: dict[str, str] = {}
+    """See `SamplingOverrides`. A client cannot set it."""
 
     @property
     def include_usage(self) -> bool:
@@ -105,12 +122,14 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             top_p=self.top_p,
             seed=None if self.seed is None else (self.seed + sample) % SEEDS,
             stop=tuple(stop for stop in stops if stop),
+            changes=self.changes,
         )
 
 
 class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
     """A request for the next turn of a conversation."""
 
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"add_special_tokens": (False,)}
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -123,7 +142,7 @@ class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
             raise BadRequest("messages", "must have at least one message")
         if self.tool_choice not in (None, "auto", "none"):
             raise BadRequest("tool_choice", f"must be 'auto' or 'none', got {self.tool_choice!r}")
-        messages = tuple(message_of(each, at) for at, each in enumerate(self.messages))
+        messages = tuple(message_of(each, at) for at, each in enumerate(self.messages) if not _is_billing(each))
         tools = () if self.tool_choice == "none" else tuple(_tool(each, at) for at, each in enumerate(self.tools or ()))
         limit = self.max_completion_tokens or self.max_tokens
         return [ChatRequest(messages=messages, tools=tools, overrides=self.overrides(n, limit)) for n in range(self.n)]
@@ -132,6 +151,7 @@ class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
 class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
     """A request to continue texts or tokens."""
 
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
     prompt: str | list[str | int | list[int]]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
 
@@ -168,18 +188,22 @@ def parse_completion(data: bytes) -> CompletionBody:
 
 def _parse(data: bytes, body: type[Any]) -> Any:
     fields = decoded_object(data)
+    neutral = {**NEUTRAL, **body.NEUTRAL}
+    changes: dict[str, str] = {}
     for name in [*fields]:
         value = fields[name]
-        if name in body.__struct_fields__:
+        if name in body.__struct_fields__ and name != "changes":
             if value is None and name not in ("messages", "prompt"):
                 del fields[name]  # clients write null for a field that they leave out
-        elif name in IGNORED or value is None or is_neutral(value, NEUTRAL.get(name, ())):
-            del fields[name]
-        elif name in NEUTRAL:
-            raise BadRequest(name, f"only {NEUTRAL[name][0]!r} is supported, got {value!r}")
-        else:
-            raise BadRequest(name, "this field is not supported")
-    return msgspec.convert(fields, body)
+            continue
+        del fields[name]
+        if name in IGNORED or value is None or is_neutral(value, neutral.get(name, ())):
+            continue
+        refused = f"only {neutral[name][0]!r} is supported, got {value!r}" if name in neutral else NOT_SUPPORTED
+        if name not in OVERRULED or not is_number(value):
+            raise BadRequest(name, refused)
+        changes[name] = refused
+    return msgspec.convert({**fields, "changes": changes}, body)
 
 
 def check_stops(field: str, stops: Sequence[str]) -> None:
@@ -192,12 +216,23 @@ def check_stops(field: str, stops: Sequence[str]) -> None:
 
 
 def is_neutral(value: Any, neutral: Sequence[Any] = ()) -> bool:
-    """Returns whether a field's value changes nothing: it is one of `neutral`, or empty.
+    """Returns whether a field's value changes nothing: it is one of `neutral`, or empty and no switch that is on.
 
-    >>> is_neutral(0, (0,)), is_neutral(0), is_neutral({}), is_neutral([1])
-    (True, False, True, False)
+    >>> is_neutral(0, (0,)), is_neutral(0), is_neutral({}), is_neutral([1]), is_neutral(False, (True,))
+    (True, False, True, False, False)
     """
-    return value in neutral or any(type(value) is type(empty) and value == empty for empty in EMPTY)
+    if value in neutral:
+        return True
+    return True not in neutral and any(type(value) is type(empty) and value == empty for empty in EMPTY)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number of JSON.
+
+    >>> is_number(1.5), is_number(True), is_number("1")
+    (True, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def message_of(message: dict[str, Any], at: int) -> Message:
@@ -207,34 +242,54 @@ def message_of(message: dict[str, Any], at: int) -> Message:
     role = "system" if role == "developer" else role
     if role not in ("system", "user", "assistant", "tool"):
         raise BadRequest(f"{where}.role", f"must be system, developer, user, assistant or tool, got {role!r}")
-    ours: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
-    if role == "assistant" and message.get("tool_calls"):
-        if not isinstance(message["tool_calls"], list):
-            raise BadRequest(f"{where}.tool_calls", f"must be a list, got {message['tool_calls']!r}")
-        ours["tool_calls"] = message["tool_calls"]
+    texts = _texts(message.get("content"), where)
+    ours: dict[str, Any] = {"role": role, "content": without_billing(texts) if role == "system" else "".join(texts)}
+    if role == "assistant":
+        if message.get("tool_calls"):
+            if not isinstance(message["tool_calls"], list):
+                raise BadRequest(f"{where}.tool_calls", f"must be a list, got {message['tool_calls']!r}")
+            ours["tool_calls"] = message["tool_calls"]
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(thought, str) and thought.strip():
+            ours["reasoning_content"] = thought.encode(errors="replace").decode()
     if role == "tool":
         ours["is_error"] = bool(message.get("is_error", False))
         ours["tool_call_id"] = message.get("tool_call_id")
     return ours
 
 
-def _text(content: Any, where: str) -> str:
+def _is_billing(message: dict[str, Any]) -> bool:
+    """Returns whether nothing is left of a system message without the billing header."""
+    if message.get("role") not in ("system", "developer"):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    return is_billing([part.get("text") if isinstance(part, dict) else part for part in parts])
+
+
+def _texts(content: Any, where: str) -> list[str]:
     if content is None or isinstance(content, str):
-        return content or ""
+        return [content or ""]
     if not isinstance(content, list):
         raise BadRequest(f"{where}.content", f"must be text or a list of parts, got {content!r}")
+    texts = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
+        text = part.get(kind) if kind in ("text", "refusal") else None
+        if not isinstance(text, str):
             raise BadRequest(f"{where}.content[{number}]", f"only text parts are supported, got {kind!r}")
-    return "".join(part["text"] for part in content)
+        texts.append(text)
+    return texts
 
 
 def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequest(f"tools[{at}]", "must be a function with a name")
-    return tool
+    return {
+        "type": "function",
+        "function": {name: value for name, value in function.items() if name != "cache_control"},
+    }
 
 
 class Answer:
@@ -280,7 +335,10 @@ class Answer:
         """Yields a complete response as a stream."""
         for choice in whole["choices"]:
             yield self.chunk(choice["index"], {"role": "assistant", "content": ""})
-            yield self.chunk(choice["index"], {"content": choice["message"]["content"]})
+            message = choice["message"]
+            if "reasoning_content" in message:
+                yield self.chunk(choice["index"], {"reasoning_content": message["reasoning_content"]})
+            yield self.chunk(choice["index"], {"content": message["content"]})
             yield self.chunk(choice["index"], {}, choice["finish_reason"], trace=choice["trace"])
         if body.include_usage:
             head = {key: whole[key] for key in ("id", "created", "model", "usage")}
@@ -331,9 +389,10 @@ class Answer:
                     more["token_ids"] = event.token_ids
                 if self._logprobs and event.token_ids:
                     more["logprobs"] = self._content(event.token_ids, event.logprobs)
-                if not event.text and not more:
-                    return b""
-                return self.chunk(index, {"content": event.text}, **more)
+                delta = {"reasoning_content": event.thought} if event.thought else {}
+                if event.text or not event.thought:
+                    delta["content"] = event.text
+                return self.chunk(index, delta, **more) if event.text or event.thought or more else b""
             case Call():
                 function = {"name": event.name, "arguments": event.arguments}
                 call = {"index": event.index, "id": event.id, "type": "function", "function": function}

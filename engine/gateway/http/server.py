@@ -29,8 +29,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from engine.errors import first_error
 from engine.gateway.gateway import Gateway
 from engine.gateway.http import anthropic_api, openai_api
-from engine.gateway.http.errors import Dialect, Problem, Refused, problem_of
+from engine.gateway.http.errors import Dialect, Problem, Refused, UnknownModel, problem_of
 from engine.gateway.http.metrics import Metrics
+from engine.gateway.http.models import list_of, model_entry
 from engine.gateway.requests import Event, Finished, Text
 from engine.gateway.session import Session
 from engine.gateway.tool_loop import ToolLoop
@@ -96,7 +97,8 @@ def make_app(
     app.on_response_prepare.append(_name_request)
     endpoints = Endpoints(gateway, config, tool_loop, connections)
     for prefix in ("", "/sessions/{session}"):
-        app.router.add_get(f"{prefix}/v1/models", endpoints.answer("openai", endpoints.models))
+        app.router.add_get(f"{prefix}/v1/models", endpoints.answer(None, endpoints.models))
+        app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", endpoints.answer(None, endpoints.model))
         app.router.add_post(f"{prefix}/v1/chat/completions", endpoints.answer("openai", endpoints.chat))
         app.router.add_post(f"{prefix}/v1/completions", endpoints.answer("openai", endpoints.completions))
         app.router.add_post(f"{prefix}/v1/messages", endpoints.answer("anthropic", endpoints.messages))
@@ -111,7 +113,9 @@ def make_app(
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     """Gives each answer the id of its request, or a new one, by which logs can be searched."""
     given = request.headers.get("x-request-id", "")
-    response.headers["x-request-id"] = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+    name = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+    for header in ("x-request-id", "request-id"):  # where OpenAI's clients look for it, and Anthropic's
+        response.headers[header] = name
 
 
 class Endpoints:
@@ -126,8 +130,13 @@ class Endpoints:
         self._connections = connections
         self._metrics = Metrics(gateway)
 
-    def answer(self, dialect: Dialect, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Returns a handler of aiohttp's. The given one gets the body too, and its errors get the dialect's form."""
+    def answer(
+        self, dialect: Dialect | None, handler: Handler
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Returns a handler of aiohttp's. The given one gets the body too, and its errors get the dialect's form.
+
+        dialect: None for the one that the request's headers tell.
+        """
 
         async def answered(request: web.Request) -> web.StreamResponse:
             try:
@@ -138,7 +147,7 @@ class Endpoints:
             except Exception as error:
                 problem = _problem(error, "a request failed")
                 self._note(request, problem)
-                return problem.response(dialect)
+                return problem.response(dialect or _dialect_of(request))
 
         return answered
 
@@ -146,7 +155,8 @@ class Endpoints:
         """Counts a refusal, in the request's session if it has one."""
         if 400 <= problem.status < 500:
             key = request.match_info.get("session") or token_of(request.headers)
-            self._gateway.refuse(problem.message, problem.kind, self._gateway.find(key), fault=not problem.over_budget)
+            session = self._gateway.find(key)
+            self._gateway.refuse(problem.message, problem.kind, session, fault=problem.fault)
 
     @contextmanager
     def _session(self, request: web.Request) -> Iterator[Session]:
@@ -174,14 +184,25 @@ class Endpoints:
             return
         session = self._gateway.find(request.match_info.get("session") or token_of(request.headers))
         if session is None or not session.rules.fixed:
-            raise Refused(404, f"model: there is no {model!r}, only {self._config.model!r}", "model")
+            raise UnknownModel(model, self._config.model)
         session.count_up(renamed=1)
 
     async def models(self, request: web.Request, data: bytes) -> web.Response:
         """GET /v1/models."""
         names = (self._config.model, *self._config.also)
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "rocstar"} for name in names]
-        return _json({"object": "list", "data": models})
+        return _json(list_of([model_entry(name, self._room(request)) for name in names]))
+
+    async def model(self, request: web.Request, data: bytes) -> web.Response:
+        """GET /v1/models/{model}."""
+        name = request.match_info["model"]
+        self._check_model(request, name)
+        return _json(model_entry(name, self._room(request)))
+
+    def _room(self, request: web.Request) -> int | None:
+        """Returns how many tokens a conversation may have; None if that depends on a session that is not named."""
+        session = self._gateway.find(request.match_info.get("session") or token_of(request.headers))
+        rules = self._gateway.config.rules if session is None else session.rules
+        return None if rules is None else rules.max_tokens
 
     async def cost(self, request: web.Request, data: bytes) -> web.Response:
         """GET /sessions/{key}: what the session has used."""
@@ -298,7 +319,12 @@ class Endpoints:
         """POST /v1/messages/count_tokens."""
         body = anthropic_api.parse(data, max_tokens=1)
         self._check_model(request, body.model)
-        return _json({"input_tokens": self._gateway.count_tokens(body.request())})
+        session = self._gateway.find(request.match_info.get("session") or token_of(request.headers))
+        return _json({"input_tokens": self._gateway.count_tokens(body.request(), session)})
+
+
+def _dialect_of(request: web.Request) -> Dialect:
+    return "anthropic" if "anthropic-version" in request.headers else "openai"
 
 
 def _openai_failed(problem: Problem) -> bytes:
