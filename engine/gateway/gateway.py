@@ -115,8 +115,8 @@ class Gateway:
             raise BadRequest("session", "each request must name the session that it belongs to")
         return self._made("", self._rules())
 
-    def count_tokens(self, request: ChatRequest, session: Session | None) -> int:
-        """Returns how many tokens the model would read. Raises BadRequest."""
+    def count_tokens(self, request: ChatRequest, session: Session | None = None) -> int:
+        """Returns how many tokens the model would read. session: the one that goes on, if any. Raises BadRequest."""
         lineages = Lineages(self._chats, lambda: 0) if session is None else session.lineages
         try:
             return lineages.count(request.messages, request.tools)
