@@ -314,13 +314,13 @@ async def test_agents_beyond_those_that_may_run_at_once_wait_and_lose_no_time():
 async def test_requests_that_were_refused_are_counted_and_the_last_one_is_in_the_error():
     async def agent(prompt, endpoint):
         with suppress(Exception):
-            await ask(prompt, endpoint, presence_penalty=1.5)
+            await ask(prompt, endpoint, logit_bias={"5": 1})
 
     async with agents(agent) as node:
         for _ in range(3):
-            assert failed_for(await node.rollouts.run(a_prompt(), 0, 0), "without a finished turn", "presence_penalty")
+            assert failed_for(await node.rollouts.run(a_prompt(), 0, 0), "without a finished turn", "logit_bias")
         assert node.gateway.counts.refused == 3
-        assert "3 for 'presence_penalty'" in node.gateway.refused_line()
+        assert "3 for 'logit_bias'" in node.gateway.refused_line()
     assert sum("refused" in note for note in node.notes) == 1, "the first of a kind only"
 
 
