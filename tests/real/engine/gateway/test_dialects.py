@@ -194,6 +194,7 @@ async def test_requests_as_claude_code_sends_them_are_one_conversation():
         assert "<|im_start|>system\nThe date is known." in shown
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch
 def test_the_defaults_of_vllms_requests_are_taken():
     """Some clients send every field."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -207,7 +208,11 @@ def test_the_defaults_of_vllms_requests_are_taken():
 
 @pytest.mark.timeout(200)
 async def test_512_sessions_at_once_of_which_some_go_away_leave_nothing():
-    async with served(prepare=lambda replica: setattr(replica, "_script", None), replicas=2) as node:
+
+    def prepare(replica):
+        replica._script, replica.usable_blocks = None, 1 << 17  # room for all lineages: the clock stands still here
+
+    async with served(prepare=prepare, replicas=2) as node:
         connector = aiohttp.TCPConnector(limit=0)
 
         async def agent(client, number):

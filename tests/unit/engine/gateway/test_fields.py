@@ -143,3 +143,40 @@ async def test_another_sampling_is_overruled_and_counted_by_name_in_training_onl
 def test_a_run_that_overruled_nobody_says_nothing():
     gateway = Gateway(None, CHAT, None, GatewayConfig())
     assert gateway.overruled_line() is None
+
+
+BILL = "x-anthropic-billing-header: cc_version=2.1; cch=57f"
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (BILL, []),
+        ([{"type": "text", "text": BILL}], []),
+        ([{"type": "text", "text": BILL}, {"type": "text", "text": "Be brief."}], ["Be brief."]),
+        ("", [""]),  # it stands for the template's own system message
+        (f"Not {BILL}", [f"Not {BILL}"]),
+    ],
+)
+def test_the_billing_header_is_left_out_of_chats_too(content, read):
+    body = {"messages": [{"role": "system", "content": content}, QUESTION]}
+    [request] = openai_api.parse_chat(json.dumps(body).encode()).requests()
+    assert [message["content"] for message in request.messages] == [*read, QUESTION["content"]]
+
+
+@pytest.mark.parametrize("mark", [{"cache_control": {"type": "ephemeral"}}, {"strict": True}])
+def test_marks_beside_a_tool_are_no_part_of_it(mark):
+    function = {"name": "python", "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": {**function, "cache_control": {"type": "ephemeral"}}, **mark}]
+    assert request_of("chat", tools=tools).tools == ({"type": "function", "function": function},)
+    tool = {"name": "python", "input_schema": {"type": "object"}}
+    assert request_of("messages", tools=[{**tool, **mark}]).tools == request_of("messages", tools=[tool]).tools
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_thought_is_read_from_each_field_that_clients_have_for_it(field):
+    sent = {"role": "assistant", "content": "I add.", field: "hmm"}
+    given = request_of("chat", messages=[QUESTION, sent, QUESTION]).messages[1]
+    block = [{"type": "thinking", "thinking": "hmm", "signature": "x"}, {"type": "text", "text": "I add."}]
+    blocks = request_of("messages", messages=[QUESTION, {"role": "assistant", "content": block}, QUESTION])
+    assert given == blocks.messages[1] == {"role": "assistant", "content": "I add.", "reasoning_content": "hmm"}

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.requests import BadRequest
 from engine.gateway.session import SessionRules
+from engine.rollout.chat_template import ChatConfig, ChatTemplate
 from engine.telemetry.timeline import Timeline
 from engine.types import Segment, StopReason
 from tests.support.dialects import (
@@ -33,8 +34,9 @@ from tests.support.dialects import (
     without_thought,
 )
 from tests.support.examples import examples
-from tests.support.fakes import Clock, Gate, Replicas, a_prompt, fleet_of, settle
+from tests.support.fakes import Clock, Gate, Replicas, a_prompt, conversation, fleet_of, settle
 from tests.support.node import CHAT, END, call
+from tests.support.paths import TINY
 
 DIALECTS = OpenAiDialect(CHAT), AnthropicDialect(CHAT)
 MARK = "#reply#"
@@ -245,12 +247,12 @@ def check_exact(trajectory, finished):
 
 @pytest.mark.parametrize("first", DIALECTS)
 @pytest.mark.parametrize("second", DIALECTS)
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("habit", [*HABITS, None])
 def test_a_conversation_stays_one_lineage_whatever_clients_do_to_its_turns(first, second, habit):
     async def talk():
         timeline = Timeline(Clock(tick=0.001))
         async with fleet_of(Replicas(chat=CHAT, script=written), timeline=timeline) as fleet:
-            for key in range(12):
+            for key in range(3):
                 gateway = Gateway(fleet, CHAT, timeline, GatewayConfig())
                 session = gateway.open(f"s{key}", SessionRules(max_tokens=3000, seed=key, prompt_id="p"))
                 agent, items = Agent(session, random.Random(key)), [ASKED]
@@ -263,6 +265,35 @@ def test_a_conversation_stays_one_lineage_whatever_clients_do_to_its_turns(first
                 gateway.closing()
 
     asyncio.run(talk())
+
+
+THINKS_LAST = (
+    "{% set ns = namespace(last=0) %}"
+    "{% for m in messages if m.role == 'user' %}{% set ns.last = ns.last + 1 %}{% endfor %}"
+    "{% set seen = namespace(users=0) %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{% set seen.users = seen.users + 1 %}{% endif %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and seen.users < ns.last %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+async def test_where_a_template_takes_off_earlier_thoughts_the_calls_have_their_results_all_the_same():
+    chat = ChatTemplate.load(TINY, ChatConfig(template=THINKS_LAST))
+    timeline = Timeline(Clock(tick=0.001))
+    script = conversation(CHAT, ["<think>\nhm\n</think>\n\n" + call("1") + END], ["done" + END])
+    async with fleet_of(Replicas(chat=CHAT, script=script), timeline=timeline) as fleet:
+        gateway = Gateway(fleet, chat, timeline, GatewayConfig())
+        session = gateway.open("s", SessionRules(max_tokens=3000))
+        dialect = OpenAiDialect(chat)
+        reply = await dialect.ask(session, dialect.body([ASKED], tools=True), stream=False)
+        results = [Result(call=each, text="42") for each, _, _ in reply.calls]
+        await dialect.ask(session, dialect.body([ASKED, reply, *results, ASKED], tools=True), stream=False)
+        trajectory = session.trajectory(a_prompt(), StopReason.ANSWER)
+        assert len(trajectory.parts) == 2, "the model does not read the thought any more"
+        [segment] = trajectory.segments
+        assert [use.outcome for turn in segment.turns for use in turn.tool_uses] == ["ok"] * len(results)
+        gateway.closing()
 
 
 async def test_branches_whose_texts_are_equal_go_on_as_the_client_sends_them():
