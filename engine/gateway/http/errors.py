@@ -110,12 +110,13 @@ def problem_of(error: BaseException) -> Problem | None:
                 status=400,
                 message=str(error),
                 field=error.field,
-                code="context_length_exceeded",
+                code=error.code,
                 anthropic=f"prompt is too long: {error.tokens} tokens > {error.most} maximum",
                 over_budget=True,
             )
         case BadRequest():
-            return Problem(status=400, message=str(error), field=error.field, over_budget=isinstance(error, OverBudget))
+            over_budget = isinstance(error, OverBudget)
+            return Problem(status=400, message=str(error), field=error.field, code=error.code, over_budget=over_budget)
         case msgspec.ValidationError():
             return Problem(status=400, message=str(error), field=_field(str(error)))
         case RecursionError():
