@@ -61,9 +61,10 @@ def _is_one_turn(last: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
 
 def _looked_up(item: Any, find: Find, where: str) -> Mapping[str, Any]:
     """Returns an item, or the one that it refers to."""
-    if not isinstance(item, Mapping):
+    if not isinstance(item, dict):
         raise BadRequest(where, f"must be an object, got {item!r}")
-    if item.get("type") != "item_reference" and item.keys() != {"id"}:
+    kind = item.get("type")
+    if kind != "item_reference" and (kind is not None or "role" in item or "id" not in item):
         return item
     item_id = item.get("id")
     kept = find(item_id) if isinstance(item_id, str) else None
@@ -124,7 +125,7 @@ def _text(content: Any, where: str) -> str:
         raise BadRequest(where, f"must be text or a list of parts, got {content!r}")
     texts = []
     for at, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = part.get("type") if isinstance(part, dict) else None
         text = part.get(PARTS[kind]) if isinstance(kind, str) and kind in PARTS else None
         if not isinstance(text, str):
             raise BadRequest(f"{where}[{at}]", f"only text parts are supported, got {kind!r}")

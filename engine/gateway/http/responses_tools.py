@@ -44,11 +44,11 @@ class Offered:
         left_out: list[str] = []
         for where, namespace, tool in _each(tools):
             kind = tool.get("type")
-            hosted = next((name for name in LEFT_OUT if isinstance(kind, str) and kind.startswith(name)), None)
-            if hosted is not None:
-                left_out.append(hosted)
-                continue
             if kind not in ("function", "custom"):
+                hosted = [name for name in LEFT_OUT if isinstance(kind, str) and kind.startswith(name)]
+                if hosted:
+                    left_out += hosted
+                    continue
                 cause = f"tools of type {kind!r} are not supported"
                 raise BadRequest(where, f"{cause}. Fix: offer a function that the client runs")
             own = tool.get("name")
