@@ -10,8 +10,8 @@ Invariants
 - A trajectory holds exactly the tokens that the agent's requests sampled (`engine.gateway.session`).
 - When a trajectory is returned, nothing of its agent runs: requests are aborted, KV blocks free, processes dead.
 - A failed agent ends its trajectory with an error of the boundary `agent`, never with a reward. So does an agent
-  without a finished turn, whatever ended it. An agent that was refused a later turn has used up its budget, whatever
-  it made of the refusal.
+  without a finished turn, whatever ended it. An agent that was refused a later turn, or whose last turn was cut off at
+  its budget, has used that up, whatever it made of it: clients raise for a cut turn.
 - Only our deadline and our stop cancel an agent. Any other CancelledError or SystemExit that leaves it is its failure,
   and so is SystemExit in a task that it starts.
 - An agent that ignores its cancellation takes no further step after STOP_S; it is counted and reported. Until then its
@@ -242,7 +242,7 @@ class AgentRollouts:
             return StopReason.DEADLINE, None
         if session.turns and session.stop is not None:  # a turn was refused, which is no fault
             return session.stop, None
-        if session.turns and failure is None:
+        if session.turns and (failure is None or session.ended_by is StopReason.LENGTH):
             return session.ended_by, None
         if out_of_time:
             reason = f"no turn was finished within its deadline of {self.config.deadline_s:g} s"

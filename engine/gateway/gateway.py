@@ -68,6 +68,8 @@ class Gateway:
         self._note = note
         self.refusals: Counter[str] = Counter()
         """Counts refused requests by the part of the request that was wrong."""
+        self.left_out: Counter[str] = Counter()
+        """Counts offered tools of OpenAI's servers that were left out, by their kind."""
         self._dropped_agents = 0
         self._chats = Chats(chat)
         self._sessions: dict[str, Session] = {}
@@ -141,6 +143,12 @@ class Gateway:
             self.counts.refused += 1
         else:
             session.count_up(refused=1)
+
+    def leave_out(self, kind: str) -> None:
+        """Counts an offered tool that the model is not shown, and reports the first one of each kind."""
+        if not self.left_out[kind]:
+            self._note(f"OpenAI's tool {kind!r} was offered, which cannot be called here; more are only counted")
+        self.left_out[kind] += 1
 
     def refused_line(self) -> str | None:
         """Returns a line with the number of refused requests and the commonest reasons; None if there were none."""

@@ -18,6 +18,9 @@ FinishReason = Literal["stop", "tool_calls", "length"]
 class BadRequest(ValueError):
     """The request cannot be answered as it is. field: the wrong part, by the dialect's name."""
 
+    code: str | None = None
+    """The name by which OpenAI's clients know the error, if they do."""
+
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
@@ -29,6 +32,8 @@ class OverBudget(BadRequest):
 
 class TooLong(OverBudget):
     """The conversation has no room for another token. The message has the wording that OpenAI's clients look for."""
+
+    code = "context_length_exceeded"
 
     def __init__(self, tokens: int, most: int) -> None:
         super().__init__(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.fleet.fleet import Fleet, Superseded
+from engine.gateway.kept_responses import IN_SESSION, KeptResponses
 from engine.gateway.lineage import Chats, Lineage, Lineages, Opened, SampledTurn
 from engine.gateway.reader import TurnReader
 from engine.gateway.requests import (
@@ -121,6 +122,8 @@ class Session:
         """The budget for which a request was refused, if one was."""
         self.last_refusal: str | None = None
         """The message of the last refused request."""
+        self.responses = KeptResponses(IN_SESSION)
+        """The latest answers to requests of the Responses API, from which others may go on."""
         self.failure: ReplicaDied | Superseded | None = None
         """The failure of ours for which a turn could not be sampled."""
         self.sampled_tokens = 0

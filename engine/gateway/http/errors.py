@@ -127,14 +127,15 @@ def problem_of(error: BaseException) -> Problem | None:
                 status=400,
                 message=str(error),
                 field=error.field,
-                code="context_length_exceeded",
+                code=error.code,
                 anthropic=f"prompt is too long: {error.tokens} tokens > {error.most} maximum",
                 fault=False,
             )
         case ThreadUnsupported():
             return Problem(status=400, message=str(error), field=error.field, details=error.DETAILS, fault=False)
         case BadRequest():
-            return Problem(status=400, message=str(error), field=error.field, fault=not isinstance(error, OverBudget))
+            fault = not isinstance(error, OverBudget)
+            return Problem(status=400, message=str(error), field=error.field, code=error.code, fault=fault)
         case msgspec.ValidationError():
             return Problem(status=400, message=str(error), field=_field(str(error)))
         case RecursionError():

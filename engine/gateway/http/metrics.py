@@ -42,6 +42,8 @@ class _Counts(Collector):
         counts = self._gateway.counts
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"rocstar_gateway_{name}", text, value=getattr(counts, name))
+        left_out = self._gateway.left_out.total()
+        yield CounterMetricFamily("rocstar_gateway_tools_left_out", "Offered tools that were left out", value=left_out)
         yield GaugeMetricFamily("rocstar_gateway_sessions", "Open sessions", value=len(self._gateway))
         fleet = self._gateway.fleet
         yield GaugeMetricFamily("rocstar_gateway_replicas", "Serving replicas", value=len(fleet.live))

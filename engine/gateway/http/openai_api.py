@@ -178,16 +178,20 @@ class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
 
 def parse_chat(data: bytes) -> ChatBody:
     """Reads the body of a chat request. Raises msgspec.DecodeError and BadRequest."""
-    return _parse(data, ChatBody)
+    return chat_of(decoded_object(data))
+
+
+def chat_of(fields: dict[str, Any]) -> ChatBody:
+    """Returns these fields as the body of a chat request. Raises msgspec.ValidationError and BadRequest."""
+    return _body_of(fields, ChatBody)
 
 
 def parse_completion(data: bytes) -> CompletionBody:
     """Reads the body of a completion request. Raises msgspec.DecodeError and BadRequest."""
-    return _parse(data, CompletionBody)
+    return _body_of(decoded_object(data), CompletionBody)
 
 
-def _parse(data: bytes, body: type[Any]) -> Any:
-    fields = decoded_object(data)
+def _body_of(fields: dict[str, Any], body: type[Any]) -> Any:
     neutral = {**NEUTRAL, **body.NEUTRAL}
     changes: dict[str, str] = {}
     for name in [*fields]:

@@ -1,4 +1,4 @@
-"""The gateway over HTTP: the paths of both dialects, at the root and under /sessions/{key}.
+"""The gateway over HTTP: the paths of all dialects, at the root and under /sessions/{key}.
 
     async with serve(gateway, ServerConfig(model="tiny")) as address:
         client = AsyncOpenAI(base_url=f"{address}/sessions/mine/v1", api_key="none")
@@ -28,11 +28,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine.errors import first_error
 from engine.gateway.gateway import Gateway
-from engine.gateway.http import anthropic_api, openai_api
+from engine.gateway.http import anthropic_api, openai_api, responses_api
 from engine.gateway.http.errors import Dialect, Problem, Refused, UnknownModel, problem_of
 from engine.gateway.http.metrics import Metrics
 from engine.gateway.http.models import list_of, model_entry
-from engine.gateway.requests import Event, Finished, Text
+from engine.gateway.http.responses_reply import Reply
+from engine.gateway.kept_responses import WITHOUT_SESSION, KeptResponses
+from engine.gateway.requests import Event, Finished, Text, TooLong
 from engine.gateway.session import Session
 from engine.gateway.tool_loop import ToolLoop
 from sandbox.http.connections import PATIENCE_S, Connections
@@ -101,6 +103,8 @@ def make_app(
         app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", endpoints.answer(None, endpoints.model))
         app.router.add_post(f"{prefix}/v1/chat/completions", endpoints.answer("openai", endpoints.chat))
         app.router.add_post(f"{prefix}/v1/completions", endpoints.answer("openai", endpoints.completions))
+        app.router.add_post(f"{prefix}/v1/responses", endpoints.answer("openai", endpoints.responses))
+        app.router.add_post(f"{prefix}/v1/responses/input_tokens", endpoints.answer("openai", endpoints.count_input))
         app.router.add_post(f"{prefix}/v1/messages", endpoints.answer("anthropic", endpoints.messages))
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", endpoints.answer("anthropic", endpoints.count))
     app.router.add_get("/sessions/{session}", endpoints.answer("openai", endpoints.cost))
@@ -129,6 +133,7 @@ class Endpoints:
         self._config = config
         self._connections = connections
         self._metrics = Metrics(gateway)
+        self._responses = KeptResponses(WITHOUT_SESSION)
 
     def answer(
         self, dialect: Dialect | None, handler: Handler
@@ -290,6 +295,53 @@ class Endpoints:
             yield openai_api.DONE
 
         return await _stream(request, chunks(), _openai_failed)
+
+    async def responses(self, request: web.Request, data: bytes) -> web.StreamResponse:
+        """POST /v1/responses."""
+        body = responses_api.parse(data)
+        self._check_model(request, body.model)
+        for kind in body.offered.left_out:
+            self._gateway.leave_out(kind)
+        if self._tool_loop is not None and not body.offered.functions:
+            asked = body.request(self._responses)
+            [answer] = await self._tool_loop.answer(asked)
+            reply = Reply(self._config.model, body, asked, self._responses)
+            if not body.stream:
+                return _json(reply.of_agent(answer))
+            return await _stream(request, reply.as_stream(answer), reply.failed)
+        with self._session(request) as session:
+            kept = self._kept(session)
+            asked = body.request(kept)
+            reply = Reply(self._config.model, body, asked, kept)
+            turn = session.chat(asked, stream=body.stream)
+            if not body.stream:
+                async with aclosing(turn) as events:
+                    [finished] = [event async for event in events if isinstance(event, Finished)]
+                return _json(reply.whole(finished))
+
+            async def chunks() -> AsyncGenerator[bytes, None]:
+                try:
+                    async with aclosing(turn) as events:
+                        async for event in events:
+                            yield reply.event(event)
+                except TooLong as error:  # where it streams, Codex finds this error in the last event only
+                    problem = _problem(error, "a response failed")
+                    self._note(request, problem)
+                    yield reply.failed(problem)
+
+            return await _stream(request, chunks(), reply.failed)
+
+    async def count_input(self, request: web.Request, data: bytes) -> web.Response:
+        """POST /v1/responses/input_tokens."""
+        body = responses_api.parse(data)
+        self._check_model(request, body.model)
+        with self._session(request) as session:
+            tokens = self._gateway.count_tokens(body.request(self._kept(session)))
+        return _json({"object": "response.input_tokens", "input_tokens": tokens})
+
+    def _kept(self, session: Session) -> KeptResponses:
+        """Returns the responses that a request may go on from: a session's, or those of requests without one."""
+        return session.responses if session.key else self._responses
 
     async def messages(self, request: web.Request, data: bytes) -> web.StreamResponse:
         """POST /v1/messages."""

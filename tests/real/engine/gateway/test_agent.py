@@ -349,6 +349,18 @@ async def test_an_agent_that_is_refused_a_turn_has_used_its_budget_up(budget, st
         assert (trajectory.stop, trajectory.error) == (stop, None)
 
 
+async def test_an_agent_that_raises_for_a_turn_that_was_cut_off_has_used_its_budget_up():
+    async def agent(prompt, endpoint):
+        async with AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key, max_retries=0) as client:
+            response = await client.responses.create(model=endpoint.model, input=[*prompt.messages])
+            raise RuntimeError(f"the response is {response.status}")
+
+    async with agents(agent, [ANSWER], max_response_tokens=3) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, trajectory.error) == (StopReason.LENGTH, None)
+        assert trajectory.sampled_tokens == 3
+
+
 async def test_at_the_deadline_the_request_ends_and_what_there_is_counts():
     gate = Gate()
     async with agents(partial(ask, times=2), [ANSWER], ["one", gate, ANSWER], deadline_s=0.5) as node:

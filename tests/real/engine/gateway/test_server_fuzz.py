@@ -1,4 +1,4 @@
-"""Whatever a client sends, in either dialect, is answered in its form: no 500, and no traceback in the log."""
+"""Whatever a client sends, in any dialect, is answered in its form: no 500, and no traceback in the log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,24 @@ TOOL = objects(
     name=near("python"),
     input_schema=ANYTHING,
 )
+ITEM = objects(
+    type=near("message", "function_call", "function_call_output", "custom_tool_call", "reasoning", "item_reference"),
+    role=near("user", "assistant", "developer"),
+    content=CONTENT,
+    call_id=IDS,
+    name=near("python"),
+    arguments=ARGUMENTS,
+    input=TEXT,
+    output=CONTENT,
+    id=IDS,
+)
 FIELDS = {
+    "input": st.lists(ITEM, max_size=4) | CONTENT,
+    "instructions": CONTENT,
+    "previous_response_id": IDS,
+    "include": near(["reasoning.encrypted_content"]),
+    "text": near({"format": {"type": "text"}}, {"format": {"type": "json_schema", "schema": {}}}),
+    "store": near(True, False),
     "messages": st.lists(MESSAGE, max_size=4) | ANYTHING,
     "prompt": CONTENT | st.lists(near(1, 5, -1, 10**9), max_size=4),
     "system": CONTENT,
@@ -79,7 +96,8 @@ FIELDS = {
     "logprobs": near(True, 1),
     "return_token_ids": near(True),
     "response_format": near({"type": "text"}),
-    **dict.fromkeys(("n", "seed", "temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens"), NUMBERS),
+    **dict.fromkeys(("n", "seed", "temperature", "top_p", "top_k", "max_tokens"), NUMBERS),
+    **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), NUMBERS),
     **dict.fromkeys(("metadata", "ignore_eos", "thinking", "presence_penalty", "thread"), ANYTHING),
 }
 QUESTION = [{"role": "user", "content": "hi"}]
@@ -87,6 +105,8 @@ VALID = {
     "/v1/chat/completions": {"messages": QUESTION, "max_tokens": 4},
     "/v1/completions": {"prompt": "hi", "max_tokens": 4},
     "/v1/messages": {"messages": QUESTION, "max_tokens": 4},
+    "/v1/responses": {"input": QUESTION, "max_output_tokens": 4},
+    "/v1/responses/input_tokens": {"input": QUESTION},
     "/v1/messages/count_tokens": {"messages": QUESTION},
 }
 PATHS = st.sampled_from([*VALID] * 3 + ["/v1/models", "/health", "/metrics", "/nothing", "/v1/%ff%ed%a0%80"])
