@@ -1,4 +1,4 @@
-"""Both dialects as a client speaks them, without a connection: bodies are JSON, and so is what comes back.
+"""The dialects as a client speaks them, without a connection: bodies are JSON, and so is what comes back.
 
 A conversation is a list of items that no dialect owns; an agent may continue it in either one.
 """
@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from engine.gateway.http import anthropic_api, openai_api
+import msgspec
+
+from engine.gateway.http import anthropic_api, openai_api, responses_api, responses_reply
+from engine.gateway.kept_responses import KeptResponses
 from engine.gateway.lineage import is_malformed, malformed_text
 from engine.gateway.requests import ChatRequest, Finished
 from engine.gateway.session import Session
@@ -191,6 +194,59 @@ class AnthropicDialect:
 
 def _openai_call(call: dict[str, object]) -> tuple[str, str, str]:
     return call["id"], call["function"]["name"], call["function"]["arguments"]
+
+
+class ResponsesDialect:
+    """Thoughts do not come in this dialect, and an agent cannot send them back apart."""
+
+    tool: ClassVar = {"type": "function", "name": "python", "description": "Runs Python.", "parameters": SCHEMA}
+
+    def __init__(self, chat: ChatTemplate) -> None:
+        self._kept = KeptResponses(1)
+
+    def body(self, items: Sequence[Item], *, tools: bool, **options: object) -> bytes:
+        options["max_output_tokens"] = options.pop("max_tokens", None)
+        given = [each for item in items for each in self._items(item)]
+        body = {"input": given, "store": False, **({"tools": [self.tool]} if tools else {}), **options}
+        return json.dumps(body).encode()
+
+    def _items(self, item: Item) -> list[dict[str, object]]:
+        if isinstance(item, Said):
+            return [{"type": "message", "role": item.role, "content": item.text}]
+        if isinstance(item, Result):
+            return [{"type": "function_call_output", "call_id": item.call, "output": item.text}]
+        text = thought_in_text(item).text
+        items: list[dict[str, object]] = []
+        if text or not item.calls:
+            part = {"type": "output_text", "text": text, "annotations": []}
+            items.append({"type": "message", "role": "assistant", "content": [part]})
+        for call, name, arguments in item.calls:
+            items.append({"type": "function_call", "call_id": call, "name": name, "arguments": arguments})
+        return items
+
+    def request(self, data: bytes) -> ChatRequest:
+        return responses_api.parse(data).request(self._kept)
+
+    async def ask(self, session: Session, data: bytes, *, stream: bool) -> Reply:
+        body = responses_api.parse(data)
+        request = body.request(self._kept)
+        reply = responses_reply.Reply("tiny", body, request, self._kept)
+        chunks, finished = await _events(session, request, reply.event if stream else _nothing, stream=stream)
+        if stream:
+            [last] = [line for line in chunks[-1].split(b"\n") if line.startswith(b"data: ")][-1:]
+            output = json.loads(last.removeprefix(b"data: "))["response"]["output"]
+        else:
+            output = json.loads(msgspec.json.encode(reply.whole(finished)))["output"]
+        text = "".join(part["text"] for item in output if item["type"] == "message" for part in item["content"])
+        calls = [
+            (each["call_id"], each["name"], each["arguments"]) for each in output if each["type"] == "function_call"
+        ]
+        thought = finished.message.get("reasoning_content", "")
+        return Reply(finished=finished, thought=thought, text=text, calls=tuple(calls))
+
+
+def _nothing(event: object) -> bytes:
+    return b""
 
 
 async def _events(session: Session, request: ChatRequest, encode, *, stream: bool) -> tuple[list[bytes], Finished]:

@@ -1,6 +1,6 @@
-"""Agents that branch, edit, compact, retry and go away, over both dialects: each token is sampled in one segment.
+"""Agents that branch, edit, compact, retry and go away, over all dialects: each token is sampled in one segment.
 
-An agent keeps several conversations in one session, its sub-agents' included, and continues each in either dialect.
+An agent keeps several conversations in one session, its sub-agents' included, and continues each in any dialect.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from tests.support.dialects import (
     AnthropicDialect,
     OpenAiDialect,
     Reply,
+    ResponsesDialect,
     Result,
     Said,
     as_it_came,
     ask_and_leave,
+    thought_in_text,
     without_thought,
 )
 from tests.support.examples import examples
@@ -38,7 +40,7 @@ from tests.support.fakes import Clock, Gate, Replicas, a_prompt, conversation, f
 from tests.support.node import CHAT, END, call
 from tests.support.paths import TINY
 
-DIALECTS = OpenAiDialect(CHAT), AnthropicDialect(CHAT)
+DIALECTS = OpenAiDialect(CHAT), AnthropicDialect(CHAT), ResponsesDialect(CHAT)
 MARK = "#reply#"
 ASKED = Said(role="user", text="What is 6 * 7?")
 
@@ -73,7 +75,7 @@ class Agent:
         self.draw = draw
         self.conversations = [[ASKED]]
         self.replies = []
-        self.left = 0
+        self.left = self.refused = 0
         self.versions = defaultdict(set)  # of each reply: as it was sampled, and as it was ever sent back
 
     async def ask(self, items, *, tools=True, habit=None, dialect=None, max_tokens=60):
@@ -84,10 +86,13 @@ class Agent:
         draw, habit = self.draw, habit or self.draw.choice(HABITS)
         dialect = dialect or draw.choice(DIALECTS)
         sent = [habit(item) if isinstance(item, Reply) else item for item in items]
+        if isinstance(dialect, ResponsesDialect):  # it has no other place for a thought
+            sent = [thought_in_text(item) if isinstance(item, Reply) else item for item in sent]
         data = dialect.body(sent, tools=tools, max_tokens=max_tokens)
         try:
             reply = await dialect.ask(self.session, data, stream=draw.random() < 0.5)
         except BadRequest:
+            self.refused += 1
             return [ASKED]
         self.check_read(sent, reply)
         self.replies.append(reply)
@@ -139,7 +144,8 @@ class Agent:
         elif move == "edit":
             items[number % len(items)] = Said(role="user", text=f"edited {number}")
         elif move == "put words":
-            items.insert(number % len(items), Said(role="assistant", text=f"I said {number}."))
+            put = [Said(role="assistant", text=f"I said {number}."), Said(role="user", text="You did.")]
+            items[number % len(items) : number % len(items)] = [Said(role="user", text="Say it."), *put]
         elif move == "rewind":
             del items[1 + number % len(items) :]
             items.append(Said(role="user", text="Otherwise."))
@@ -260,7 +266,7 @@ def test_a_conversation_stays_one_lineage_whatever_clients_do_to_its_turns(first
                     dialect = (first, second)[turn % 2]
                     items = await agent.ask(items, habit=habit, dialect=dialect, max_tokens=200)
                 trajectory = session.trajectory(a_prompt(), StopReason.ANSWER)
-                assert trajectory.segments == ()
+                assert (trajectory.segments, agent.refused) == ((), 0)
                 check_exact(trajectory, [each.finished for each in agent.replies])
                 gateway.closing()
 
