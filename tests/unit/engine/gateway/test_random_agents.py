@@ -73,7 +73,7 @@ class Agent:
         self.draw = draw
         self.conversations = [[ASKED]]
         self.replies = []
-        self.left = 0
+        self.left = self.refused = 0
         self.versions = defaultdict(set)  # of each reply: as it was sampled, and as it was ever sent back
 
     async def ask(self, items, *, tools=True, habit=None, dialect=None, max_tokens=60):
@@ -88,6 +88,7 @@ class Agent:
         try:
             reply = await dialect.ask(self.session, data, stream=draw.random() < 0.5)
         except BadRequest:
+            self.refused += 1
             return [ASKED]
         self.check_read(sent, reply)
         self.replies.append(reply)
@@ -260,7 +261,7 @@ def test_a_conversation_stays_one_lineage_whatever_clients_do_to_its_turns(first
                     dialect = (first, second)[turn % 2]
                     items = await agent.ask(items, habit=habit, dialect=dialect, max_tokens=200)
                 trajectory = session.trajectory(a_prompt(), StopReason.ANSWER)
-                assert trajectory.segments == ()
+                assert (trajectory.segments, agent.refused) == ((), 0)
                 check_exact(trajectory, [each.finished for each in agent.replies])
                 gateway.closing()
 
