@@ -86,6 +86,8 @@ async def test_models_are_listed_as_both_vendors_clients_expect(path):
     async with served(also=("other/name",)) as node, of_openai(node, path) as one, of_anthropic(node, path) as other:
         assert [model.id async for model in one.models.list()] == ["tiny", "other/name"]
         assert [model.id async for model in other.models.list()] == ["tiny", "other/name"]
+        page = await other.models.list()
+        assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "other/name")
         found = await one.models.retrieve("other/name")
         assert (found.object, found.owned_by, found.max_model_len) == ("model", "rocstar", ROOM)
         found = await other.models.retrieve("tiny")
@@ -96,7 +98,7 @@ async def test_models_are_listed_as_both_vendors_clients_expect(path):
         assert refused.value.code == "model_not_found"
         with pytest.raises(anthropic.NotFoundError) as refused:
             await other.models.retrieve("claude")
-        assert refused.value.type == "not_found_error"
+        assert (refused.value.type, refused.value.body["type"]) == ("not_found_error", "error")
         assert "claude" in refused.value.api_message
 
 

@@ -416,6 +416,26 @@ async def test_plain_tokens_are_completed_without_a_conversation():
         session.close()
 
 
+async def test_a_thought_is_told_apart_in_a_chat_and_is_text_in_a_completion():
+    async with Setup(["<think>hmm</think>I add." + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        request = TextRequest(prompt_ids=tuple(CHAT.prompt_ids([QUESTION])))
+        completed = [event async for event in session.complete(request)]
+        assert "".join(event.text for event in completed if isinstance(event, Text)) == "<think>hmm</think>I add."
+        finished = await say(session, QUESTION)
+        assert (finished.message["content"], finished.message["reasoning_content"]) == ("I add.", "hmm")
+        session.close()
+
+
+async def test_the_model_reads_a_thought_that_was_not_sampled_here_in_the_text():
+    async with Setup(["the client says it"], ["done" + END]) as node:
+        session = gateway_of(node).open("s", RULES)
+        sent = {"role": "assistant", "content": "I add.", "reasoning_content": "hmm"}
+        finished = await say(session, QUESTION, sent, QUESTION)
+        assert "<think>\nhmm\n</think>\n\nI add." in CHAT.decode(finished.prompt_ids)
+        session.close()
+
+
 async def test_sessions_are_bounded_and_idle_ones_of_clients_end():
     async with Setup() as node:
         gateway = gateway_of(node, max_sessions=2, idle_s=1e-9, rules=RULES)
