@@ -95,7 +95,7 @@ class Stats:
 
 
 def stays_here(address: str) -> bool:
-    """Whether a ZeroMQ address cannot be reached from other machines.
+    """Returns whether a ZeroMQ address cannot be reached from other machines.
 
     >>> [stays_here(f"tcp://{host}:5") for host in ("127.0.0.1", "[::1]", "*", "eth0")]
     [True, True, False, False]
