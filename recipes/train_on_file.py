@@ -91,7 +91,7 @@ class Config(EvalOptions, SandboxOptions):
 
     @property
     def system_message(self) -> str | None:
-        """By default None for the tiny agent, which knows the form of an answer, and for a reward of the user's."""
+        """The system message; by default none for the tiny agent, which knows the form, and for a user's reward."""
         if self.system is None:
             return ASK_FOR_ANSWER if self.reward == MATHS and self.model != SHIPPED else None
         return self.system or None

@@ -205,9 +205,9 @@ def kept_rows(data: Path, name: str, verdict: Callable[[str], str], counts: Coun
     """
     table = open_table(data)
     for number in range(len(table)):
-        found = verdict(f"{name}-{number}")
-        counts[found] += 1
-        if found == "kept":
+        fate = verdict(f"{name}-{number}")
+        counts[fate] += 1
+        if fate == "kept":
             yield json.dumps(table.row(number), default=str).encode() + b"\n"
 
 

@@ -365,7 +365,7 @@ def filter_config(config: Config, number: int, chain: Path) -> offline.Config:
 def main(argv: Sequence[str]) -> int:
     begin()
     invocation, config, machines = parse_all([ChainInvocation, Config, Machines], argv, description=__doc__)
-    if config.protocol == "release":  # with its own defaults
+    if config.protocol == "release":  # it has defaults of its own
         invocation, config, machines = parse_all([ChainInvocation, ReleaseConfig, Machines], argv)
     if machines.dry_run:
         here = shlex.join([sys.executable, *sys.argv[:1], *(word for word in argv if not word.startswith("dry_run="))])
