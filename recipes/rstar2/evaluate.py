@@ -5,7 +5,7 @@
 
 `protocol` decides how the model is asked, and by default with how many samples and which budgets: the report's
 evaluation has 16 samples at temperature 0.6, 30 K tokens and 30 turns; the release's is greedy with 5 turns. Writes
-evaluation.json and the rows of each set into `output`. The same command goes on with an evaluation that was
+evaluation.json and the rows of each set into `output`. The same command resumes an evaluation that was
 interrupted, and shows one that is complete.
 
 With `url` an OpenAI-compatible server has the model, and Python runs here; with `server_tools` the server runs it too

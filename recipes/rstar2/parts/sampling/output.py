@@ -1,4 +1,4 @@
-"""Opens the folder of a job that goes on where it stopped, and hashes what decides its rows."""
+"""Opens the folder of a job that can be resumed, and hashes what decides its rows."""
 
 from __future__ import annotations
 
