@@ -5,7 +5,7 @@
 
 Each stage is a run in a folder of its own, runs/NAME/stage-1 and so on, and begins with the weights of the one before.
 `stage=all` runs them one after the other, and between the last two the filter of `filter.py`. The same command resumes
-them wherever it was interrupted. `protocol=release` takes the values of the published code, which has one stage. What is not
+them. `protocol=release` takes the values of the published code, which has one stage. What is not
 given is as in `REPORT` or `RELEASE` of parts/stages/values.py.
 """
 
