@@ -39,7 +39,7 @@ from engine.telemetry.sinks import MetricSink, WeightsAndBiases
 from engine.types import Batch, Group
 from recipes.tiny.task import METHODS, SHIPPED
 from sandbox import TIERS, Limits, SandboxConfig, Tier
-from sandbox.require import at_least, require, require_fields
+from sandbox.require import at_least, positive, require, require_fields
 
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
 LOSSES = {"ppo": PpoClip(), "gspo": Gspo(), "cispo": Cispo(), "dppo": Dppo(), "sapo": Sapo()}
@@ -220,6 +220,9 @@ class SandboxOptions:
 
     def sandbox(self, tiers: Sequence[Tier] = TIERS, memory_bytes: int = Limits().memory_bytes) -> SandboxConfig:
         """tiers: the interpreters that are kept warm. memory_bytes: limit of a call."""
+        require("tool_wall_s", self.tool_wall_s, positive)
+        if self.slots is not None:
+            require("slots", self.slots, at_least(1))
         limits = Limits(wall_s=self.tool_wall_s, cpu_s=self.tool_wall_s, memory_bytes=memory_bytes)
         # Beside engines and learner, on busy cores, a start takes long.
         config = SandboxConfig(tiers=tuple(tiers), limits=limits, start_s=60)

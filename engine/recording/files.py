@@ -34,10 +34,14 @@ def folder_of(run: Path) -> Path:
 
 
 def check_files(run: Path) -> None:
-    """Raises BadInput if a pipe or a device stands in the place of a file: a reader would wait for it, or read without
-    end. No run writes one, but the folder may come from somebody else.
+    """Raises BadInput if this is no folder of a run, or if a pipe or a device stands in the place of a file.
+
+    A reader would wait for such a file, or read without end. No run writes one, but the folder may come from somebody
+    else.
     """
     record = folder_of(run)
+    if not record.is_dir() and not (run / "config.json").is_file():
+        raise BadInput(f"{run} is no folder of a run. Fix: name one, such as runs/quickstart")
     for folder in (run, record, record / "steps", record / "timeline"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.exists() and not path.is_file() and not path.is_dir():
