@@ -39,7 +39,7 @@ def append(file: int, data: bytes) -> None:
 def write_whole(path: Path, data: Iterable[bytes]) -> None:
     """Replaces a file's content; after a crash or a loss of power it is the old or the new one. Raises CannotWrite."""
     with writing(path):
-        draft = path.with_suffix(".draft")
+        draft = path.with_name(f".{path.name}.draft")
         try:
             write_synced(draft, data)
             draft.rename(path)

@@ -16,7 +16,7 @@ import numpy as np
 from engine.types import Trajectory
 from sandbox.wire import Limits, Outcome, ToolResult
 
-OUTCOMES = (*get_args(Outcome), "malformed")  # of a ToolReply
+OUTCOMES = (*get_args(Outcome), "malformed")  # outcomes of a ToolReply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,15 +66,9 @@ class Recipe:
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Returns the `recipe` of a file. Raises BadInput if there is none, and whatever the file raises.
-
-    The file's folder comes first on sys.path, as with `python FILE`: a recipe may import modules that lie beside it.
-    """
-    if not path.is_file():
-        raise BadInput(f"there is no recipe {path}. Fix: give the path of its file")
-    folder = str(path.resolve().parent)
-    if sys.path[:1] != [folder]:
-        sys.path.insert(0, folder)
+    """Returns the `recipe` of a file. Raises BadInput if there is none, and whatever the file raises."""
+    if not path.is_file() or path.suffix != ".py":
+        raise BadInput(f"there is no recipe {path}. Fix: give the path of its Python file")
     recipe = getattr(module_of(path, f"recipe_{path.stem}"), "recipe", None)
     if not isinstance(recipe, Recipe):
         raise BadInput(f"{path} has no recipe. Fix: end it with recipe = Recipe(config=Config, train=train)")
@@ -82,7 +76,13 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def module_of(path: Path, name: str) -> ModuleType:
-    """Runs a file and returns it as a module. name: must differ from that of any other module."""
+    """Runs a Python file and returns it as a module. name: must differ from that of any other module.
+
+    The file's folder comes first on sys.path, as with `python FILE`: it may import modules that lie beside it.
+    """
+    folder = str(path.resolve().parent)
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -78,14 +78,14 @@ async def converse(
 
     speaker.hear_question(question)
     for _ in range(max_turns):
-        said = await speaker.say(show)
+        turn = await speaker.say(show)
         console.print()
-        if not said.whole:
+        if not turn.whole:
             console.print("(out of tokens)", style="red")
             return "tokens"
-        if not said.calls:
+        if not turn.calls:
             return "answer"
-        called = said.calls[:max_calls_per_turn]
+        called = turn.calls[:max_calls_per_turn]
         replies = [await _reply(call, tools) for call in called]
         for call, reply in zip(called, replies, strict=True):
             name = "nobody" if isinstance(call, MalformedCall) else call.name
@@ -145,8 +145,8 @@ class OnReplica:
                     show(piece.removesuffix(self._chat.end_of_turn_text))
                     calls += parser.feed(piece)
                     text += piece
-        said = self._chat.prefill + text.removesuffix(self._chat.end_of_turn_text)
-        self._messages.append({"role": "assistant", "content": said})
+        content = self._chat.prefill + text.removesuffix(self._chat.end_of_turn_text)
+        self._messages.append({"role": "assistant", "content": content})
         return Said(calls=[*calls, *parser.finish()], whole=finish == "stop")
 
     @property

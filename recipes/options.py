@@ -39,7 +39,7 @@ from engine.telemetry.sinks import MetricSink, WeightsAndBiases
 from engine.types import Batch, Group
 from recipes.tiny.task import METHODS, SHIPPED
 from sandbox import TIERS, Limits, SandboxConfig, Tier
-from sandbox.require import at_least, require, require_fields
+from sandbox.require import at_least, positive, require, require_fields
 
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
 LOSSES = {"ppo": PpoClip(), "gspo": Gspo(), "cispo": Cispo(), "dppo": Dppo(), "sapo": Sapo()}
@@ -85,7 +85,7 @@ class RunOptions:
 
     @property
     def run_fields(self) -> dict[str, Any]:
-        """The fields of a TrainingConfig that these options decide alone."""
+        """The fields of a TrainingConfig that follow from these options alone."""
         return {
             "devices": DevicePlan(
                 devices=self.devices,
@@ -106,7 +106,7 @@ class RunOptions:
         }
 
     def sinks(self, run: Run) -> list[MetricSink]:
-        """Where the metrics go beside the run's folder."""
+        """Returns the sinks that get the metrics beside the run's folder."""
         return [] if self.wandb == "no" else [WeightsAndBiases(run.folder, mode=self.wandb)]
 
 
@@ -145,7 +145,7 @@ class Options(RunOptions):
         self.training()  # the parts' own checks, before anything starts
 
     def training(self) -> TrainingConfig:
-        """What `engine.assembly.training.training` opens. A recipe replaces in it what it has otherwise."""
+        """Returns what `engine.assembly.training.training` opens. A recipe replaces what it wants otherwise."""
         samples = self.group_size * (1 if self.algorithm == "grpo" else self.oversample)
         return TrainingConfig(
             checkpoint=self.model,
@@ -178,12 +178,12 @@ class Options(RunOptions):
 
     @property
     def select(self) -> Callable[[Group], Group]:
-        """For `job.group`: the selector's choice of a group, with its advantages."""
+        """Selects and scores a group, for `job.group`."""
         return select_and_score(self.selector, self.seed, advantage=ADVANTAGES[self.advantage])
 
     @property
     def make_batch(self) -> Callable[[int, Sequence[Group]], Batch]:
-        """For `job.train`: joins the groups of a step, with the advantages that need all of them."""
+        """Joins the groups of a step, for `job.train`, with the advantages that need all of them."""
         return partial(make_batch, advantage=ADVANTAGES[self.advantage])
 
 
@@ -207,7 +207,7 @@ class EvalOptions(Options):
 
     @property
     def evaluating(self) -> dict[str, int]:
-        """For `job.evaluation`: how often, with how many samples, and on which replicas."""
+        """Arguments of `job.evaluation`: how often, with how many samples, and on how many replicas."""
         return {"every": self.eval_every, "samples": self.eval_samples, "replicas": self.eval_replicas}
 
 
@@ -220,6 +220,9 @@ class SandboxOptions:
 
     def sandbox(self, tiers: Sequence[Tier] = TIERS, memory_bytes: int = Limits().memory_bytes) -> SandboxConfig:
         """tiers: the interpreters that are kept warm. memory_bytes: limit of a call."""
+        require("tool_wall_s", self.tool_wall_s, positive)
+        if self.slots is not None:
+            require("slots", self.slots, at_least(1))
         limits = Limits(wall_s=self.tool_wall_s, cpu_s=self.tool_wall_s, memory_bytes=memory_bytes)
         # Beside engines and learner, on busy cores, a start takes long.
         config = SandboxConfig(tiers=tuple(tiers), limits=limits, start_s=60)

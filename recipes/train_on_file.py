@@ -43,6 +43,7 @@ from engine.tools.python_tool import PythonSessions
 from recipes.options import EvalOptions, SandboxOptions
 from recipes.tiny.task import SHIPPED
 from sandbox import TIERS, Tier
+from sandbox.require import require, within
 
 GRADER = Tier(name="grader", preload=GRADER_MODULES)
 MATHS, PYTHON = "maths", "python"
@@ -79,9 +80,10 @@ class Config(EvalOptions, SandboxOptions):
                 raise ValueError(f"{name}: {error}") from error
         if self.reward != MATHS:
             load_reward(self.reward)
-        for place in self.tools:
-            if place != PYTHON:
-                load_tool(place)
+        names = [PYTHON if place == PYTHON else load_tool(place).name for place in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tools must have different names, got {', '.join(names)}")
+        require("skip_above", self.skip_above, within("[0, 1]"))
         super().__post_init__()
 
     def prompts(self, path: Path, **stream: Any) -> Prompts:
@@ -91,7 +93,7 @@ class Config(EvalOptions, SandboxOptions):
 
     @property
     def system_message(self) -> str | None:
-        """By default None for the tiny agent, which knows the form of an answer, and for a reward of the user's."""
+        """The system message; by default none for the tiny agent, which knows the form, and for a user's reward."""
         if self.system is None:
             return ASK_FOR_ANSWER if self.reward == MATHS and self.model != SHIPPED else None
         return self.system or None

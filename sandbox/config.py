@@ -31,7 +31,7 @@ class SandboxConfig:
     limits: wire.Limits = field(default_factory=wire.Limits)
     """Limits of a call that names none."""
     isolation: Literal["nsjail", "none"] = "nsjail"
-    """^"nsjail", or "none", which runs code with all rights of this user and prints that."""
+    """What jails the code: "nsjail", or "none", which runs code with all rights of this user and prints that."""
     python: str | None = None
     """Path of the Python that runs guest code, with the packages installed for it: CPython 3.11 or newer, usually
     bin/python of a virtual environment. Default: the environment ENV-guest beside the node's environment ENV if it
@@ -95,7 +95,7 @@ class Stats:
 
 
 def stays_here(address: str) -> bool:
-    """Whether a ZeroMQ address cannot be reached from other machines.
+    """Returns whether a ZeroMQ address cannot be reached from other machines.
 
     >>> [stays_here(f"tcp://{host}:5") for host in ("127.0.0.1", "[::1]", "*", "eth0")]
     [True, True, False, False]

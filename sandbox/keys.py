@@ -20,7 +20,7 @@ from zmq.utils import z85
 
 from sandbox.mailbox import Mailbox
 
-ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether a peer may connect; https://rfc.zeromq.org/spec/27
+ZAP = "inproc://zeromq.zap.01"  # libzmq asks here whether a peer may connect; https://rfc.zeromq.org/spec/27
 KEY_BYTES = 40  # in Z85
 
 
@@ -34,7 +34,7 @@ class NodeKeys:
     folder: Path
 
     def admits(self, public: bytes) -> bool:
-        """Whether a host with this public key (32 bytes) may connect."""
+        """Returns whether a host with this public key (32 bytes) may connect."""
         text = z85.encode(public)
         for path in self.folder.glob("host*.pub"):
             with contextlib.suppress(OSError):  # it was removed meanwhile

@@ -54,7 +54,7 @@ def whole(least: int) -> Rule:
 
 
 def within(interval: str) -> Rule:
-    """The rule that a number lies in an interval, whose round brackets exclude its ends.
+    """Returns the rule that a number lies in an interval; round brackets exclude its ends.
 
     >>> require("top_p", 0.0, within("(0, 1]"))
     Traceback (most recent call last):

@@ -119,7 +119,7 @@ class Advantage:
 
 
 def is_flat(rewards_G: NDArray[np.float64], tolerance: float = 0.0) -> bool:
-    """Whether a group carries no signal: it has fewer than two rewards, or max - min <= tolerance.
+    """Returns whether a group carries no signal: it has fewer than two rewards, or max - min <= tolerance.
 
     Source: dynamic sampling of DAPO (arXiv 2503.14476, section 3.2).
     """

@@ -27,7 +27,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def several() -> bool:
-    """Whether the launcher started ranks on more than one host."""
+    """Returns whether the launcher started ranks on more than one host."""
     here = os.environ.get("LOCAL_WORLD_SIZE")
     return here is not None and here != os.environ["WORLD_SIZE"]
 

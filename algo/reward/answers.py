@@ -21,7 +21,7 @@ ASK_FOR_ANSWER = (
 TOOL_CALL_END = "</tool_call>"
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# Or a backslash with what it takes, so that a brace after a line break counts
+# An escaped character counts as one, so `\\{` is a line break and then a brace.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 

@@ -33,7 +33,7 @@ from sandbox.require import at_least, none_or, positive, require, require_fields
 Answer = TypeVar("Answer")
 Messages = Sequence[Mapping[str, str]]
 
-LONGEST_WAIT_S = 30.0  # of one wait between two tries, whatever a server asks for
+LONGEST_WAIT_S = 30.0  # bounds the wait between two tries, whatever a server asks for
 RETRIED = (408, 409, 429)
 
 

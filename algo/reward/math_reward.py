@@ -103,7 +103,7 @@ class MathReward:
             )
 
     def equal(self, answer: str, reference: str) -> bool | None:
-        """Whether the content of a box equals the reference, as far as the texts tell; None: ask the grader."""
+        """Returns whether the content of a box equals the reference, as far as the texts tell; None: ask the grader."""
         verdicts = list(self._verdicts(answer, reference))
         if True in verdicts:
             return True
@@ -124,12 +124,12 @@ class MathReward:
 
 
 def same_digits(answer: str, reference: str) -> bool:
-    """Whether two texts are the same number, written plainly. It is all that is compared of a text that is too long."""
+    """Returns whether two texts are the same plain number. Nothing else is compared of a text that is too long."""
     number, expected = number_of(answer), number_of(reference)
     return number is not None and expected is not None and number.equals(expected)
 
 
 def is_integer(text: str) -> bool:
-    """Whether a text writes an integer with its digits, in base ten."""
+    """Returns whether a text writes an integer with its digits, in base ten."""
     reading = read(text)
     return reading.base is None and reading.number is not None and reading.number.integer

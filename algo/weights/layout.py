@@ -113,7 +113,7 @@ class Pulled:
     def writing(self, version: int) -> Iterator[dict[str, Tensor]]:
         with self._changed:
             self._version = None
-            if not self._changed.wait_for(lambda: not self._pulls, 2 * PULL_S):  # by then each has ended or was ended
+            if not self._changed.wait_for(lambda: not self._pulls, 2 * PULL_S):  # each has ended by then, or was ended
                 raise TimeoutError(
                     f"weights {version} wait: a replica still pulls the version before, {2 * PULL_S:g} s later"
                 )

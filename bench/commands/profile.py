@@ -4,7 +4,7 @@
 
 py-spy looks at every process of the run: node, replicas, learner, sandbox. runs/bench/profile.svg is a flame graph for
 a browser, runs/bench/profile.txt the same as text (a stack a line, with its samples). The tables say what each stage of
-the pipeline, yours too, did with its time; the lines at which the node's event loop stood still; and those that took
+the pipeline, yours too, did with its time; the lines at which the node's event loop was blocked; and those that took
 most of each process. With torch=true PyTorch's own profiler traces the learner's second batch too, operator by operator
 (runs/bench/learner_trace.json for ui.perfetto.dev, learner_operators.txt). Sampling costs time: compare profiles with
 profiles.
@@ -32,9 +32,9 @@ from engine.console.options import Positional, Rest, parse
 from sandbox.require import at_least, require_fields
 
 FOLDER = Path("runs/bench")
-LINES = 5  # of each process
+LINES = 5  # lines shown of each process
 STOP_S = 60.0
-ROLES = {  # by what its command line holds, first match wins
+ROLES = {  # a process has the role of the first text that its command line holds
     "EngineCore": "replica",
     "engine.learner.launch": "launcher",
     "algo.learner": "learner",
@@ -201,7 +201,7 @@ def show(run: Path, raw: Path) -> None:
     table(title, header, [stage.row(seconds) for stage in stages(rows)])
     blocked = [[place, f"{held_s:.3f} s"] for place, held_s in summary.get("loop_blocked_at", {}).items()]
     if blocked:
-        table("where the event loop stood still", ["line", "for"], blocked)
+        table("where the event loop was blocked", ["line", "for"], blocked)
     with raw.open() as stacks:
         lines = [
             [role if number == 0 else "", line, f"{100 * share:.0f} %"]

@@ -44,7 +44,11 @@ MADE: dict[str, Callable[[Setting], Balancer]] = {
 }
 BLOCK = 32  # tokens of a KV block, as `engine.assembly.training` has it
 FEWEST = 100  # engine steps of which a fit is made: those of the step, and of the ones before as needed
-POLL_S, BUFFER_TOKENS, USUAL_TOKENS = 5.0, 512, 3700  # of ThunderAgent, and the trajectories that they are made for
+POLL_S, BUFFER_TOKENS, USUAL_TOKENS = (
+    5.0,
+    512,
+    3700,
+)  # ThunderAgent's settings, and the length of the trajectories they suit
 
 
 @dataclass(frozen=True, kw_only=True)

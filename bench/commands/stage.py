@@ -10,8 +10,6 @@ The table says how many items a second it takes, where its seconds go, and at wh
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ import uvloop
 from bench.measuring.terminal import say, table
 from engine.console.options import Positional, parse
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageFunction, StageStats
+from engine.recipe import module_of
 from engine.recording.reader import RecordedRun
 from engine.recording.rollouts import load_tokenizer, with_tokens
 from engine.telemetry.host_meter import HostMeter
@@ -64,12 +63,9 @@ def load(name: str) -> StageFunction:
     """Loads a stage by FILE.py:NAME. Raises ValueError where there is no such function."""
     file, _, function = name.partition(":")
     path = Path(file)
-    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() and function else None
-    if spec is None or spec.loader is None:
+    if not (path.is_file() and path.suffix == ".py" and function):
         raise ValueError(f"{name!r} is no stage. Fix: FILE.py:NAME, a file that is there and a function of it")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    module = module_of(path, f"stage_{path.stem}")
     stage = getattr(module, function, None)
     if not callable(stage):
         there = [each for each in vars(module) if asyncio.iscoroutinefunction(getattr(module, each))]

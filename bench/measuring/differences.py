@@ -23,7 +23,7 @@ LEAST_ROUNDS = 3
 # Student's t for an interval of 95 %, by degrees of freedom from 1.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
 
-Samples = Mapping[str, Sequence[float]]  # by the name of a figure
+Samples = Mapping[str, Sequence[float]]  # name of a figure -> its rounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ ROUNDS = 3  # below which a ratio has no spread
 PR_SET_CHILD_SUBREAPER = 36
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-Seconds = dict[int, tuple[float, float]]  # by process: its own CPU, and that of children for which it has waited
+Seconds = dict[int, tuple[float, float]]  # pid -> its own CPU, and that of children for which it has waited
 
 
 class Surroundings:
@@ -95,7 +95,7 @@ def _seconds(process: psutil.Process) -> tuple[float, float]:
 
 
 def _sees_all() -> bool:
-    """Whether this is the machine's first PID namespace, where process 2 is the kernel's."""
+    """Returns whether this is the machine's first PID namespace, where process 2 is the kernel's."""
     try:
         return Path("/proc/2/comm").read_text() == "kthreadd\n"
     except OSError:

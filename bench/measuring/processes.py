@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import psutil
 
 STOP_S = 30.0  # a quick start that is told to end stops its processes and writes its files first
-ROLES = {  # by what the command line holds, first match wins
+ROLES = {  # a process has the role of the first text that its command line holds
     "EngineCore": "replicas",
     "engine.learner.launch": "launcher",
     "algo.learner": "learner",

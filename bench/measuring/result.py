@@ -10,8 +10,8 @@ import msgspec
 
 from bench.measuring.metric import Kind, Metric, interval
 
-Case = str  # what a figure is of: a row of the table. "" where there is only one
-Figures = Mapping[Case, Mapping[str, float]]  # of one round: metric -> value, by case
+Case = str  # a row of the table; "" where there is only one
+Figures = Mapping[Case, Mapping[str, float]]  # one round: case -> metric -> value
 Samples = dict[Case, dict[str, list[float]]]
 
 

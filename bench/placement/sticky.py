@@ -37,7 +37,7 @@ class Engine:
     at_home: dict[int, Tracked] = field(default_factory=dict)
     steps: int = 0
     sample: KvSample | None = None
-    context_tokens: int = 0  # of those at home; of the running ones less the steps at which their turns began
+    context_tokens: int = 0  # sum over those at home; running ones count less the steps at which their turns began
     running: int = 0
 
     @property

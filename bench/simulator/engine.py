@@ -64,14 +64,14 @@ class Engine:
         self.steps = 0
         self.preemptions = 0
         self.prefilled_tokens = 0
-        self.recomputed_tokens = 0  # of them, those that had been computed before
+        self.recomputed_tokens = 0  # those of them that had been computed before
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}  # in order of admission
         self._prefilling: dict[int, Request] = {}
         self._ends: list[tuple[int, int, Request]] = []  # a heap by the step in which they end
         self._serial = 0
         self._phases = [0] * machine.block_size  # decoding requests by (tokens in cache - steps) modulo the block
-        self._kv_tokens = 0  # of decoding requests
+        self._kv_tokens = 0  # those of decoding requests
         self._aborts: set[int] = set()
         self._segment: tuple[float, float, float, int] | None = None  # start, first step's seconds, growth, steps
         self._chunks: list[tuple[Request, int]] = []

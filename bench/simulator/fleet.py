@@ -49,7 +49,7 @@ class _Trajectory:
     to_generate: int = 0  # tokens, in this turn
     held: int = 0  # tokens in whole blocks when it last stopped running
     replica: int = -1
-    goal: int = -1  # where it moves to
+    goal: int = -1  # the replica that it moves to
     state: str = "waiting"  # "waiting" | "running" | "tool" | "done"
 
 
@@ -95,7 +95,7 @@ class Simulation:
         self._waiting = 0  # to be placed
         self._events: list[tuple[float, int, str, int]] = []
         self._serial = 0
-        self._ends_at = [-1.0] * replicas  # of the engines' segments
+        self._ends_at = [-1.0] * replicas  # when each engine's segment ends
         self._wanted = False
         self._decided_at = self._due = -math.inf
         self._deaths = deaths

@@ -195,10 +195,10 @@ class Training:
         self._parts, self._make_fleet, self._stack, self._startup = parts, make_fleet, stack, startup
         self._prompts: Iterator[Prompt] = iter(())
         self._rollouts: list[RolloutSource] = []
-        self._gateways: dict[tuple[str, str], tuple[Gateway, str]] = {}  # by host and token, with their addresses
+        self._gateways: dict[tuple[str, str], tuple[Gateway, str]] = {}  # (host, token) -> the gateway and its address
         self._schedule = self._scheduled(())
         self._train: TrainStage | None = None
-        self._explain: Explain | None = None  # of the recipe's selection, once its stages are listed
+        self._explain: Explain | None = None  # the selection's `explain`, once the stages are listed
         self._display: Display | None = None
         self._has_run = False
 
@@ -431,7 +431,7 @@ class Training:
         )
 
     def _report_blocked(self, line: str) -> None:
-        """Reports that the loop stands still. A thread calls it, since the loop cannot."""
+        """Reports that the event loop is blocked. A thread calls it, since the loop cannot."""
         self.run_folder.note(line)
         os.write(2, f"{line}\n".encode())
 

@@ -118,6 +118,8 @@ def check_reward(reward: Any) -> None:
     argument = "trajectories" if together else "trajectory"
     fix = f"def reward({argument}), or async def, or an object with such a __call__, such as MathReward()"
     require(reward, takes(reward, argument), f"a reward must be called with the {argument} alone", fix)
+    yields = inspect.isgeneratorfunction(reward) or inspect.isasyncgenfunction(reward)
+    require(reward, not yields, "a reward must return its grade, not yield it", fix)
 
 
 def check_select(select: Any) -> None:

@@ -90,7 +90,7 @@ class KvAware:
         self._learnt_at = 0  # steps of all replicas when the growth was last learnt
         self._ended = 0  # trajectories that ended since then
         self._turns = 0
-        self._turn_tokens = 0.0  # what a trajectory grows by in a turn, averaged over some hundred turns
+        self._turn_tokens = 0.0  # growth of a trajectory in a turn, averaged over some hundred turns
         self._most = 0  # most trajectories at once since there were none
         self._steps = 0
         self._hold_now_s = UNKNOWN_HOLD_S if hold_s is None else hold_s
@@ -266,7 +266,7 @@ class KvAware:
             self._ledger.release(longest)
 
     def _evict_overcommit(self, state: TrackedReplica) -> None:
-        """If more is held than fits, releases those that wait longest for tools: the engine has lost their prefixes."""
+        """Releases the longest waits for tools while more is held than fits: the engine has lost their prefixes."""
         capacity_tokens = state.blocks * state.block_size
         if state.reserved_H[0] > capacity_tokens:
             for trajectory in list(self._ledger.tool_waiting.values()):

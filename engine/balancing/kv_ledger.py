@@ -91,7 +91,7 @@ class KvLedger:
         self.lengths = lengths
         self.trajectories: dict[int, TrackedTrajectory] = {}
         self.groups: dict[int, GroupStats] = {}
-        self.group_ids: dict[int, int] = {}  # by trajectory
+        self.group_ids: dict[int, int] = {}  # trajectory -> group
         self.replicas: dict[int, TrackedReplica] = {}
         self.arrays = ReplicaArrays.of(0)
         self.queues: dict[str, OrderedDict[int, TrackedTrajectory]] = {name: OrderedDict() for name in WAITING}
@@ -99,7 +99,7 @@ class KvLedger:
         self.tool_waiting: OrderedDict[int, TrackedTrajectory] = OrderedDict()
         self._parked: list[tuple[int, int, int]] = []  # heap of (tokens, key, queued); stale entries go when met
         self._queued = 0
-        self._remembered: dict[tuple[int, ...], Ints] = {}  # by group, size, members that ended, block size
+        self._remembered: dict[tuple[int, ...], Ints] = {}  # (group, size, members that ended, block size) -> forecast
         self._version = -1
 
     def add_replica(self, index: int, blocks: int, block_size: int) -> None:

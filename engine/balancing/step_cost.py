@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.replica.port import KvSample
 
-MEMORY = 1 - 1 / 4096  # by which each step multiplies the weight of all earlier ones
+MEMORY = 1 - 1 / 4096  # each step multiplies the weight of all earlier ones by it
 ENOUGH = 64  # samples before the first estimate, and between two
 PAUSE = 20.0  # a gap of so many mean steps is no step: weights were updated, or the process was stopped
 
@@ -55,7 +55,7 @@ class LearntStepCost:
 
     def __init__(self) -> None:
         self.cost: StepCost | None = None  # None as long as too little is known
-        self._moments = np.zeros((4, 4))  # of (1, running, prefilled, seconds)
+        self._moments = np.zeros((4, 4))  # second moments of (1, running, prefilled, seconds)
         self._rows: list[tuple[float, float, float, float, int]] = []  # not yet in the moments; the last is a weight
         self._last: dict[int, tuple[float, bool]] = {}
         self._seen = 0

@@ -47,7 +47,7 @@ Config = TypeVar("Config")
 
 _NEAR = 0.7  # similarity by difflib; less is no typing error
 _MOST = 2  # fields that a hint names
-_NAME = re.compile(r"[A-Za-z_][\w.-]*")  # what stands before "=" in an option; a path with "=" in it has a "/" too
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")  # an option's name stands before "="; a path with "=" in it has a "/" too
 _WIDTH = 100  # columns of what `--help` prints
 
 

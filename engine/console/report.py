@@ -30,7 +30,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
-        self.evaluations: list[dict[str, float]] = []  # with "step" and the training seconds before it
+        self.evaluations: list[dict[str, float]] = []  # each row has "step" and the training seconds before it
         self.before: list[Trajectory] | None = None  # before training; a killed run may lose them
         self.after: list[Trajectory] = []  # the last evaluation's
 

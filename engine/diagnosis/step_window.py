@@ -135,7 +135,10 @@ class StepWindow:
         )
 
     def _host_idle(self) -> float:
-        """Share of idle time that counts for the host. Time in which `max_staleness` lets no group begin does not."""
+        """Returns the share of idle time that counts for the host.
+
+        Time in which `max_staleness` lets no group begin does not count.
+        """
         gated = self.share(metric.TIME_LEASE_WAIT_S) if self.max_staleness else 0.0
         return max(0.0, self.idle("host") - gated)
 

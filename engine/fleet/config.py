@@ -8,7 +8,7 @@ from typing import Literal
 from engine.fleet.canary import tolerance
 from sandbox.require import at_least, none_or, one_of, positive, require, require_fields, within
 
-PAUSED_SHARE = 0.25  # what runs use whose replicas may sample under older weights while others pause
+PAUSED_SHARE = 0.25  # runs use it if replicas may sample under older weights while others pause
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -91,7 +91,7 @@ class Fleet:
         self._supervisor = Supervisor(config, make_replica, timeline, canary, self, note)
         self._turns: dict[int, _Turn] = {}
         self._homes: dict[int, int] = {}  # the replica of a trajectory's last turn
-        self._first_version: dict[int, int] = {}  # of trajectories that keep to it
+        self._first_version: dict[int, int] = {}  # for trajectories that stay with the version they began under
         self._tool_waiting: set[int] = set()
         self._drained: dict[int, asyncio.Event] = {}  # set when nothing runs there any more
         self._ended: ReplicaDied | None = None

@@ -293,7 +293,7 @@ class Supervisor:
     async def _watch(self, replica: ReplicaPort) -> None:
         """Returns when the replica died. Kills one that stalls, within `watch_s` after its step deadline.
 
-        A check that comes late by `watch_s` or more does not count: this process stood still (Ctrl-Z, fg), and has not
+        A check that comes late by `watch_s` or more does not count: this process was stopped (Ctrl-Z, fg), and has not
         read what the engine sent meanwhile.
         """
         clock, stalled = asyncio.get_running_loop().time, None

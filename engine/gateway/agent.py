@@ -58,9 +58,9 @@ class Endpoint:
     """
 
     openai_url: str
-    """For `OpenAI(base_url=...)`."""
+    """The argument of `OpenAI(base_url=...)`."""
     anthropic_url: str
-    """For `Anthropic(base_url=...)`."""
+    """The argument of `Anthropic(base_url=...)`."""
     key: str
     model: str
 

@@ -91,7 +91,7 @@ def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
         ordered.append(messages[at])
         ids = _call_ids(messages[at])
         at += 1
-        results: dict[int, Message] = {}  # by the number of their call
+        results: dict[int, Message] = {}  # number of the call -> its result
         while ids and at < len(messages) and messages[at].get("role") == "tool":
             results[_answered(messages[at], f"message {at}", ids, results)] = messages[at]
             at += 1
@@ -336,7 +336,7 @@ class Lineages:
             try:
                 return self._continue(lineage, turn, asked)
             except TemplateError:
-                pass  # with these messages the template renders earlier turns differently, so this is a new lineage
+                pass  # the template renders earlier turns differently with these messages, so this is a new lineage
         lineage = self._new(asked.tools, asked.chat)
         lineage.buffer = TokenBuffer(lineage.chat.prompt_ids(asked.messages))
         lineage.prompt_tokens = len(lineage.buffer)

@@ -53,8 +53,8 @@ class TurnReader:
         self._ids: list[int] = []
         self._end_token = False
         self._text = ""  # decoded so far, up to a stop text
-        self._sent = 0  # where the text ends that the client has
-        self._opened: int | None = None  # where the first call begins
+        self._sent = 0  # characters that the client has
+        self._opened: int | None = None  # position at which the first call begins
 
     def read(self, delta: Delta, now: float) -> tuple[Delta, list[Event]]:
         """Returns the delta up to the token that completes a stop text, and the events for the client."""

@@ -248,7 +248,7 @@ class Session:
                 self._timeline.span("trajectories", "generate", queued_at, now, lane, **args)
             if not closed:
                 self.count_up(wasted_tokens=sum(len(delta.token_ids) for delta in deltas))
-                if lane is not None:  # else the request was refused before it reached the fleet
+                if lane is not None:  # None if the request was refused before it reached the fleet
                     self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=False)
                     lineage.key = self._fleet.new_key()
                 lineage.busy = False

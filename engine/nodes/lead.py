@@ -89,7 +89,7 @@ class Lead:
         self._files = door.files
         self._weights: Published | None = None  # the newest, which nodes pull
         self._made: dict[Key, asyncio.Future[Group]] = {}
-        self._known: dict[Key, GrantJournal] = {}  # of the groups under way
+        self._known: dict[Key, GrantJournal] = {}  # journals of the groups under way
         self._sizes: Counter[Key] = Counter()  # tokens of the groups under way
         self._here: dict[Key, asyncio.Task[None]] = {}  # the groups of the lead's own replicas
 

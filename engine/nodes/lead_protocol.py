@@ -101,7 +101,7 @@ class LeadProtocol:
         self._post = post
         self._events = events
         self._peers: dict[bytes, _Peer] = {}
-        self.tokens = 0  # that all nodes have sampled, also those that have left
+        self.tokens = 0  # tokens that all nodes have sampled, those that have left among them
         self._counted: dict[bytes, int] = {}  # the tokens at the last beat of each session
         self._over: set[bytes] = set()  # sessions that are over
         self._records: dict[Key, list[bytes]] = {}

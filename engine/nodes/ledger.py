@@ -95,7 +95,7 @@ class Ledger:
         self._group_tokens = group_tokens
         self._finished, self._finished_tokens = 0, 0
         self._waiting: dict[Key, int] = {}  # min_version by attempt
-        self._granted: dict[Key, tuple[Granted, int]] = {}  # with min_version
+        self._granted: dict[Key, tuple[Granted, int]] = {}  # each with its min_version
         self._epochs = itertools.count(1)
 
     @property
@@ -159,7 +159,7 @@ class Ledger:
     def tick(self) -> list[bytes]:
         """Counts a beat of the lead. Returns the sessions that are over; the caller calls `leave` for each.
 
-        The ledger counts the lead's beats and not seconds, because none pass while the lead itself stands still.
+        The ledger counts the lead's beats and not seconds, because none pass while the lead itself is stopped.
         """
         for member in self.members.values():
             member.silent += 0 if member.lasting else 1

@@ -81,8 +81,8 @@ class RolloutNode:
         self._pulled: tuple[int, Path] | None = None  # the newest copy
         self._load = -1  # the version that the lead lets this node load
         self._news = asyncio.Event()
-        self._files: list[Path] = []  # of the weights that the replicas have loaded
-        self._groups: dict[int, asyncio.Task[None]] = {}  # by the number of the work
+        self._files: list[Path] = []  # files of the weights that the replicas have loaded
+        self._groups: dict[int, asyncio.Task[None]] = {}  # number of the work -> its task
         self._end_of_run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mailbox = Mailbox(zmq.DEALER, self._receive)
         self._last_message_at = asyncio.get_running_loop().time()

@@ -35,7 +35,7 @@ class NodeBook:
         self._granted[key] = _Grant(node=node, since=self._timeline.now(), lane=lane)
 
     def made(self, key: Key) -> None:
-        if key in self._granted:  # else the lead's own replicas made it
+        if key in self._granted:  # otherwise the lead's own replicas made it
             self._groups[self._granted[key].node] += 1
             self._end(key, "made")
 

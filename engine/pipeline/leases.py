@@ -38,7 +38,7 @@ class Leases:
         self._floor = self._next  # all leases below are released
         self._change = asyncio.Event()
         self.waiting = False  # whether a task waits for a lease
-        self.whereabouts = Whereabouts()  # of the groups whose lease is out
+        self.whereabouts = Whereabouts()  # tells where each group is whose lease is out
 
     @property
     def capacity(self) -> int:

@@ -75,7 +75,7 @@ class Whereabouts:
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, _Place] = {}  # by lease
+        self._places: dict[int, _Place] = {}  # lease -> place
 
     def taken(self, stage: str, item: Any) -> None:
         for group in _groups(item):

@@ -53,4 +53,4 @@ class DaemonThread:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-            del call, future, function  # else they would stay alive while the thread waits
+            del call, future, function  # otherwise they would stay alive while the thread waits

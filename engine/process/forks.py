@@ -38,7 +38,7 @@ class Forks:
         self.parent = os.getpid()
         self._thread: int | None = threading.get_native_id()
         self._ended = False
-        self._mask: set[int] = set()  # of this thread's signals
+        self._mask: set[int] = set()  # this thread's signal mask
         self._alone = False  # whether this thread holds the lock
 
     def end(self) -> None:

@@ -122,6 +122,8 @@ class Begun:
 
 def begun(run: Path, recipe: Path | None = None) -> Begun:
     """Returns what config.json says of the run. recipe: a file to run in place of its own. Raises CannotGoOn."""
+    if not (run / "config.json").is_file():
+        raise CannotGoOn(f"{run} is no folder of a run. Fix: name one, such as runs/quickstart")
     try:
         config = msgspec.json.decode((run / "config.json").read_bytes(), type=dict[str, Any])
         name, options = str(config["recipe"]), [str(option) for option in config["options"]]

@@ -84,7 +84,7 @@ def main() -> NoReturn:
 
 
 def _nobody_reads() -> bool:
-    """Whether standard output is a pipe that was closed at the other end, as by `| head`."""
+    """Returns whether standard output is a pipe that was closed at the other end, as by `| head`."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -49,6 +49,8 @@ def _write(folder: Path, steps: str | None, output: Path | None) -> Path:
         raise BadInput(f"{folder} has no recorded timeline. Fix: the folder of a run that was recorded (record.max_mb)")
     first, last = (recorded[0], recorded[-1]) if steps is None else _range(steps, recorded)
     path = output or folder / f"timeline-{first}-{last}.json"
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        raise BadInput(f"output={path} is no place for a file. Fix: name a file in a folder that is there")
     write_trace(path, list(run.timeline(first, last)))
     return path
 

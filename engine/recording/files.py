@@ -25,8 +25,8 @@ from engine.recording.records import Record, decode
 from engine.recording.soundness import is_sound
 
 STEP, TIMELINE = "step-{:06d}.rec", "step-{:06d}.seg"
-RECORD_BYTES = 1 << 28  # of one record: what would unpack to more was not written by a run
-LEVEL = 1  # of zlib: others are a few per cent smaller, and several times as slow
+RECORD_BYTES = 1 << 28  # bound of one record: what would unpack to more was not written by a run
+LEVEL = 1  # zlib's level: others are a few per cent smaller and several times as slow
 
 
 def folder_of(run: Path) -> Path:
@@ -34,10 +34,14 @@ def folder_of(run: Path) -> Path:
 
 
 def check_files(run: Path) -> None:
-    """Raises BadInput if a pipe or a device stands in the place of a file: a reader would wait for it, or read without
-    end. No run writes one, but the folder may come from somebody else.
+    """Raises BadInput if this is no folder of a run, or if a pipe or a device stands in the place of a file.
+
+    A reader would wait for such a file, or read without end. No run writes one, but the folder may come from somebody
+    else.
     """
     record = folder_of(run)
+    if not record.is_dir() and not (run / "config.json").is_file():
+        raise BadInput(f"{run} is no folder of a run. Fix: name one, such as runs/quickstart")
     for folder in (run, record, record / "steps", record / "timeline"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.exists() and not path.is_file() and not path.is_dir():
@@ -75,13 +79,13 @@ def timeline_in(folder: Path) -> dict[int, int]:
 
 
 def _sizes(folder: Path, pattern: str) -> dict[int, int]:
-    found = {}
+    sizes = {}
     for step, path in numbered(folder, pattern).items():
         with suppress(OSError):  # the run deletes while others read
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
-                found[step] = status.st_size
-    return found
+                sizes[step] = status.st_size
+    return sizes
 
 
 def number_of(path: Path) -> int:
@@ -142,7 +146,7 @@ def cut_torn(path: Path) -> None:
 
 def read_frames(path: Path, first: int, count: int) -> list[Record]:
     """Returns some records of a file by their numbers; only these are read and decompressed."""
-    found: list[Record] = []
+    records: list[Record] = []
     try:
         with path.open("rb") as file:
             for number in range(first + count):
@@ -156,10 +160,10 @@ def read_frames(path: Path, first: int, count: int) -> list[Record]:
                 payloads, _ = frames(header + file.read(length))
                 if not payloads or (record := unpacked(payloads[0])) is None:
                     break
-                found.append(record)
+                records.append(record)
     except OSError:
         pass
-    return found
+    return records
 
 
 def read_after(path: Path, offset: int) -> tuple[list[Record], int]:

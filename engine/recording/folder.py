@@ -22,7 +22,7 @@ from engine.recording.policy import RecordConfig, deletions, rows_to_drop
 from engine.recording.reader import RecordedRun
 from engine.recording.records import FORMAT, Index, Segment, StepRow
 
-PROBLEMS = 100  # that the index names
+PROBLEMS = 100  # the most that the index names
 
 
 class RecordFolder:

@@ -11,7 +11,7 @@ import numpy as np
 from engine.recording.records import GroupRow, GroupTokens, PartTokens, RecordedGroup, StepRow
 from engine.types import NO_PROMPT, Batch, Group, LearnerNumbers, Segment, Trajectory
 
-# What a selector says of its choice: numbers for each trajectory of a group (`algo.group.batch.Selection.explain`).
+# Explains a selector's choice: returns numbers for each trajectory of a group (`algo.group.batch.Selection.explain`).
 Explain = Callable[[Group], Sequence[Mapping[str, float]]]
 
 _NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -119,7 +119,7 @@ class StepRecords:
 
 
 def _without_tokens(group: Group) -> Group:
-    """A stage of the recipe may have made advantages_K with another dtype, or as a list."""
+    """Returns the group as it is recorded. A recipe's stage may have made advantages_K a list, or of another dtype."""
     advantages_K = None if group.advantages_K is None else np.asarray(group.advantages_K, np.float64)
     return replace(group, trajectories=tuple(map(_bare, group.trajectories)), advantages_K=advantages_K)
 

@@ -50,10 +50,10 @@ class RecordedRun:
         """Says why the record cannot be read if another version of this program wrote it; None if it can."""
         path = files.index_path(self.folder)
         with suppress(OSError, ValueError, RecursionError):
-            found = msgspec.json.decode(path.read_bytes(), type=_Version).format
-            if found != FORMAT:
+            written = msgspec.json.decode(path.read_bytes(), type=_Version).format
+            if written != FORMAT:
                 return (
-                    f"{self.folder} has format {found}, and this version reads format {FORMAT}. "
+                    f"{self.folder} has format {written}, and this version reads format {FORMAT}. "
                     "Fix: look at this run with the version that made it"
                 )
         return None
@@ -93,16 +93,16 @@ class RecordedRun:
         number = files.number_of(files.rows_path(self.folder))
         if number != self._rows_file:  # it was written anew, with fewer rows
             self._rows_file, self._rows_end = number, 0
-        found, self._rows_end = files.read_after(files.rows_path(self.folder), self._rows_end)
-        self._rows |= {row.step: row for row in found if isinstance(row, StepRow)}
+        records, self._rows_end = files.read_after(files.rows_path(self.folder), self._rows_end)
+        self._rows |= {row.step: row for row in records if isinstance(row, StepRow)}
         return [self._rows[step] for step in sorted(self._rows)]
 
     def groups(self, step: int) -> list[RecordedGroup]:
         """Returns the groups of a step in admission order, without tokens; none if it is not kept whole."""
-        found = files.read_frames(files.step_path(self.folder, step), 1, self._groups_of(step))
+        records = files.read_frames(files.step_path(self.folder, step), 1, self._groups_of(step))
         return [
             record
-            for number, record in enumerate(found)
+            for number, record in enumerate(records)
             if isinstance(record, RecordedGroup) and (record.step, record.number) == (step, number)
         ]
 
@@ -111,16 +111,18 @@ class RecordedRun:
         path, groups = files.step_path(self.folder, step), self._groups_of(step)
         if not 0 <= group < groups:
             return None
-        of, found = files.read_frames(path, 1 + group, 1), files.read_frames(path, 1 + groups + group, 1)
-        if not of or not found or not isinstance(of[0], RecordedGroup) or not isinstance(found[0], GroupTokens):
+        owners, tokens = files.read_frames(path, 1 + group, 1), files.read_frames(path, 1 + groups + group, 1)
+        if not owners or not isinstance(owners[0], RecordedGroup):
             return None
-        return found[0] if belong(of[0], found[0]) else None
+        if not tokens or not isinstance(tokens[0], GroupTokens):
+            return None
+        return tokens[0] if belong(owners[0], tokens[0]) else None
 
     def _groups_of(self, step: int) -> int:
-        found = files.read_frames(files.step_path(self.folder, step), 0, 1)
-        if not found or not isinstance(found[0], StepRow) or found[0].step != step:  # of a file that was renamed, say
+        rows = files.read_frames(files.step_path(self.folder, step), 0, 1)
+        if not rows or not isinstance(rows[0], StepRow) or rows[0].step != step:  # the file may have been renamed
             return 0
-        return len(found[0].groups)
+        return len(rows[0].groups)
 
     @property
     def timeline_steps(self) -> list[int]:
@@ -135,17 +137,17 @@ class RecordedRun:
 
     def timeline_after(self, step: int, offset: int) -> tuple[list[Segment], int]:
         """Returns the segments of a step after an offset, and the offset to continue from while the run goes on."""
-        found, end = files.read_after(files.timeline_path(self.folder, step), offset)
-        return [record for record in found if isinstance(record, Segment) and record.step == step], end
+        records, end = files.read_after(files.timeline_path(self.folder, step), offset)
+        return [record for record in records if isinstance(record, Segment) and record.step == step], end
 
     def newest(self, events: int) -> list[Segment]:
         """Returns the timeline of the newest steps, as many as hold about so many events, in order."""
-        found: list[Segment] = []
+        newest: list[Segment] = []
         for step in reversed(self.timeline_steps):
             segments, _ = self.timeline_after(step, 0)
             events -= sum(len(segment.spans) + len(segment.instants) for segment in segments)
             events -= sum(2 * len(steps.at) for segment in segments for steps in segment.engine_steps)
-            if found and events < 0:
+            if newest and events < 0:
                 break
-            found = [*segments, *found]
-        return found
+            newest = [*segments, *newest]
+        return newest

@@ -34,7 +34,7 @@ from engine.types import Batch, Group, LearnerNumbers
 
 SEGMENT_S = 5.0
 WAITING = 64  # jobs of the thread
-END_S = 30.0  # that the end of a run waits for the thread
+END_S = 30.0  # the end of a run waits so long for the thread
 
 
 @dataclass(kw_only=True)
@@ -112,9 +112,9 @@ class Recording:
 
         def write() -> None:
             payloads, _ = frames(segment)
-            found = files.unpacked(payloads[0]) if payloads else None
-            if isinstance(found, Segment):
-                self._folder.write_segment(replace(found, node=node, step=step))
+            record = files.unpacked(payloads[0]) if payloads else None
+            if isinstance(record, Segment):
+                self._folder.write_segment(replace(record, node=node, step=step))
 
         self._post(write)
 
@@ -145,11 +145,11 @@ class Recording:
         made, finished_at = self._training, self._timeline.now()
         assert made is not None, "a step is begun before it is trained"
         self._training = None
-        learner = {made.places[row]: found for row, found in numbers.items()}
+        learner = {made.places[row]: computed for row, computed in numbers.items()}
 
         def write() -> None:
             if made.packed is None:
-                return  # why was said
+                return  # packing failed, which was noted then
             packed = [*made.packed, *(files.packed(tokens) for tokens in made.records.tokens(learner))]
             self._folder.write_step(made.records.row(finished_at), packed)
 

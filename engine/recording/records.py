@@ -28,7 +28,7 @@ from engine.types import Bools, Floats, Group, Ids
 
 Doubles = NDArray[np.float64]
 
-FORMAT = 2  # of all of these
+FORMAT = 2  # the version of all these types
 
 
 class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -21,7 +21,7 @@ from engine.recording.records import EngineSteps, Segment
 from engine.telemetry.timeline import TRACKS, SpanEvent
 
 Event = dict[str, Any]
-EVENTS = 100_000  # of a file that is not asked for: some 15 MB
+EVENTS = 100_000  # bound of the file that each run writes: some 15 MB
 
 
 def write_trace(path: Path, segments: Sequence[Segment]) -> None:

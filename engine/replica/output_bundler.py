@@ -30,7 +30,7 @@ class OutputBundler:
         self._requests: dict[str, _Request] = {}
 
     def add(self, request_id: str, deliver_at: Iterable[int], bundle: int) -> None:
-        """deliver_at, bundle: see `engine.replica.port.Sampling`."""
+        """Adds a request. deliver_at, bundle: see `engine.replica.port.Sampling`."""
         self._requests[request_id] = _Request(frozenset(deliver_at), bundle)
 
     def forget(self, request_id: str) -> None:

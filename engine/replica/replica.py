@@ -60,7 +60,7 @@ class Replica:
         self._thread = DaemonThread(f"replica-{index}")
         self._forks: Forks | None = None  # ends what was forked, while the engine starts
         self._last_words = LastWords("vllm.v1.engine.core")
-        self._killed = False  # by `kill`
+        self._killed = False  # set by `kill`
 
     async def start(self) -> None:
         """Starts the engine. Raises ReplicaDied if it is not up within the deadline, ReplicaMisconfigured if it never

@@ -26,7 +26,7 @@ class BundlingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if multiprocessing.parent_process() is not None:
-            leave_terminal()  # with several GPUs `adopt` runs in other processes, the workers
+            leave_terminal()  # `adopt` runs in the workers, other processes, if there are several GPUs
         self._bundler = OutputBundler()
         self._pausing = False
 

@@ -37,7 +37,7 @@ from engine.process.heap import Heap
 from engine.replica.cpu_weight_loader import Direct, fits
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
-_heap = Heap()  # of this engine process
+_heap = Heap()  # the heap of this engine process
 
 
 @dataclass
@@ -92,7 +92,7 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
 class ShmWeightTransfer(HostWeightTransfer):
     """Backend "shm". Any safetensors file with every parameter under its Hugging Face name will do."""
 
-    _mapped: tuple[tuple[tuple[int, int], dict[str, Tensor]], ...] = ()  # by device and inode, the older one first
+    _mapped: tuple[tuple[tuple[int, int], dict[str, Tensor]], ...] = ()  # keyed by (device, inode), the older first
 
     def receive_weights(self, update_info: Published) -> None:
         path = Path(update_info.path)

@@ -282,7 +282,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def vocabulary(self) -> int:
-        """How many tokens the tokenizer knows."""
+        """Returns how many tokens the tokenizer knows."""
         return self._fast.get_vocab_size(with_added_tokens=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:

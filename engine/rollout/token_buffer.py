@@ -33,7 +33,7 @@ class TokenBuffer:
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self.ids = array("i", prompt_ids)
-        self._logprobs = array("f")  # of the sampled tokens
+        self._logprobs = array("f")  # those of the sampled tokens
         self._given = [(0, len(self.ids))]
         self._version = -1
         self._versions: list[tuple[int, int, int]] = []  # (version, begin, end); a later one overrides an earlier one

@@ -135,11 +135,11 @@ class Journal:
         self.faults: list[Fault] = []
         self._groups_per_step = groups_per_step
         self._floor = Floor(step=0, position=0, undrawn=())
-        self._positions: dict[tuple[int, int], int] = {}  # that each attempt of a lease since the floor has drawn
+        self._positions: dict[tuple[int, int], int] = {}  # (lease, attempt) -> prompts drawn; since the floor
         self._drawn: dict[tuple[int, int], Prompt] = {}
         self._logs: dict[tuple[int, int, int], Log] = {}
         self._decided: dict[tuple[int, int], Decided] = {}
-        self._records: dict[tuple[int, int], list[Record]] = {}  # of trajectories, in the order in which they were read
+        self._records: dict[tuple[int, int], list[Record]] = {}  # by trajectory, in the order of the files
         self._files: dict[int, int] = {}  # descriptors by step
         if folder is not None:
             with writing(folder):

@@ -112,7 +112,7 @@ class RunFolder:
                     shutil.rmtree(path, ignore_errors=True)
                     raise
             except OSError as error:
-                if isinstance(error, FileExistsError) and parent.is_dir():  # and no dangling link
+                if isinstance(error, FileExistsError) and parent.is_dir():  # a dangling link as parent raises it too
                     if (lock := _of_nobody(path)) is not None:
                         return cls(path, lock, unfinished=unfinished, busy=busy)
                     continue

@@ -40,7 +40,7 @@ class StepHistory:
         self.prompts_per_step = prompts_per_step
         self._rows, self._staleness, self._path = rows, max_staleness, path
         self._mixtures = count()
-        self._decided: dict[tuple[int, int], dict[str, float]] = {}  # by mixture and step
+        self._decided: dict[tuple[int, int], dict[str, float]] = {}  # (mixture, step) -> weights
         if path is not None and path.exists():
             self._read(path)
 

@@ -20,7 +20,7 @@ from engine.types import Group, Trajectory
 
 EMPTY_BATCHES = 10  # so many steps without anything to learn from are no accident
 UNGRADED_STEPS = 3  # a run with so many ungraded steps at its end has failed
-SOLVED_SHARE = 0.9  # of their groups; the rest may be prompts that nobody can solve (a wrong reference answer, say)
+SOLVED_SHARE = 0.9  # share of the groups; the others may be prompts that nobody can solve (a wrong answer, say)
 
 
 class NothingToTrain(RuntimeError):

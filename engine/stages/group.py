@@ -97,7 +97,7 @@ class GroupProgress:
     def __init__(self, config: GroupConfig) -> None:
         self.decision: GroupDecision | None = None
         self._config = config
-        self._rewards: dict[int, float] = {}  # by sample, in the order in which the rollouts ended
+        self._rewards: dict[int, float] = {}  # sample -> reward, in the order in which the rollouts ended
         self._failed: list[int] = []
 
     def rollout_ended(self, sample: int, reward: float | None) -> GroupDecision | None:
@@ -225,7 +225,7 @@ class GroupMaker:
         if top_p != 1.0:  # replicas report the log-probabilities of top_p 1, so no check would notice another value
             raise ValueError(f"RolloutConfig.top_p must be 1 for rollouts that are trained, got {top_p}")
         self._grading = asyncio.Semaphore(self.config.graders)
-        self._numbers = count()  # of groups; the lease is no such number, since a refill under it has another prompt
+        self._numbers = count()  # numbers the groups; a lease cannot, since a refill under it has another prompt
 
     async def __call__(self, prompt: Prompt, lease: int, refills: int, *, journal: Journal) -> Group:
         """Starts a rollout per sample in a scope of its own; the one that decides the group cancels the others.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from engine.types import Trajectory
 from sandbox.printable import printable
 
-SHOWN_CHARS = 200  # of a message
+SHOWN_CHARS = 200  # the most that is shown of a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

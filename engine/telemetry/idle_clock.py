@@ -15,7 +15,7 @@ import msgspec
 
 from engine.telemetry.occupancy import Occupancy
 
-INTERVALS = 50_000  # of all replicas together
+INTERVALS = 50_000  # the most that is kept, over all replicas
 # An idle second counts for the first cause that holds.
 CAUSES = ("down", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
 

@@ -1,4 +1,4 @@
-"""A plain function as a tool: the model is shown its name, docstring and signature.
+"""Makes a plain function a tool: the model is shown its name, docstring and signature.
 
 async def weather(city: str, days: int = 1) -> str:
     '''Tells the weather of a city.
@@ -78,7 +78,7 @@ class FunctionTool:
         return answer if isinstance(answer, ToolReply) else ToolReply(outcome="ok", text=self._text(answer))
 
     def _text(self, answer: Any) -> str:
-        """Raises WrongPart for an answer that says nothing."""
+        """Returns the answer as text. Raises WrongPart for one that is neither text nor JSON."""
         if isinstance(answer, str):
             return answer
         try:
@@ -92,7 +92,7 @@ class FunctionTool:
         )
 
     def _note(self, error: Exception) -> None:
-        """The first failure may be a bug, which nobody but the model would see."""
+        """Logs the first failure: it may be a bug, which only the model would see otherwise."""
         if not self._has_failed:
             self._has_failed = True
             log.warning(
@@ -104,12 +104,12 @@ class FunctionTool:
 
 
 def as_tools(given: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> list[Tool | StatefulTool]:
-    """The tools, with a FunctionTool for each plain function."""
-    found: list[Tool | StatefulTool] = []
+    """Returns the tools, with a FunctionTool for each plain function."""
+    tools: list[Tool | StatefulTool] = []
     for tool in given:
         made: Any = FunctionTool(tool) if inspect.isroutine(tool) else tool
-        found.append(made)
-    return found
+        tools.append(made)
+    return tools
 
 
 def _parsed(function: Callable[..., Any]) -> Docstring:
@@ -127,7 +127,7 @@ def _one_line(text: str | None) -> str:
 
 
 def _arguments_of(function: Callable[..., Any], docs: Mapping[str, str]) -> type[msgspec.Struct]:
-    """A struct with a field for each parameter. docs: what the docstring says of them. Raises WrongPart."""
+    """Returns a struct with a field for each parameter. docs: their descriptions by name. Raises WrongPart."""
     whose = f"the tool {place_of(function)}"
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -150,7 +150,7 @@ def _arguments_of(function: Callable[..., Any], docs: Mapping[str, str]) -> type
 
 
 def _described(hint: Any, doc: str) -> Any:
-    """The type with a description: the text of `Annotated[str, "what it is"]`, else `doc`."""
+    """Returns the type with a description: the text of `Annotated[str, "what it is"]`, or `doc` without one."""
     notes = [note for note in typing.get_args(hint)[1:] if isinstance(note, str)]
     text = " ".join(notes) if typing.get_origin(hint) is typing.Annotated and notes else doc
     return typing.Annotated[hint, msgspec.Meta(description=text)] if text else hint

@@ -1,5 +1,5 @@
-"""The tools of an MCP server as tools of a rollout: a server that this starts and speaks to over its standard streams,
-or one at a URL (streamable HTTP).
+"""Makes the tools of an MCP server tools of a rollout. The server is started here and speaks over its standard streams,
+or it is one at a URL (streamable HTTP).
 
     async with mcp_tools(command=["python", "server.py"]) as tools:
         rollouts = job.rollouts(tools)
@@ -32,7 +32,7 @@ from engine.tools.python_tool import clip
 from sandbox.require import at_least, positive, require, require_fields
 
 LONGEST_WAIT_S = 30.0  # between two starts of a server
-PAGES = 100  # of a list of tools; a server that never ends its list is refused
+PAGES = 100  # bounds a list of tools; a server that never ends its list is refused
 
 # JSON-RPC codes that say the connection or the session is gone; any other is an answer.
 CONNECTION_CLOSED, INVALID_REQUEST = -32000, -32600
@@ -78,12 +78,12 @@ async def mcp_tools(
     backoff_s: float = 0.5,
     output_chars: int = 1000,
 ) -> AsyncIterator[list[Tool | StatefulTool]]:
-    """The tools that a server offers, as it describes them.
+    """Yields the tools that a server offers, as it describes them.
 
     command: starts it, in `folder`, with PATH, HOME and the like of this environment and what `environment` adds; what
-    it writes to standard error goes to `log`, or nowhere. per_trajectory: each trajectory has a session of its own (of
-    a command: a process of its own), which begins with its first call. call_s: seconds of a call; start_s: of a start,
-    and of the wait for a server that is started again. output_chars: of a result, for the model.
+    it writes to standard error goes to `log`, or nowhere. per_trajectory: each trajectory has a session of its own (and
+    with a command a process of its own), which begins with its first call. call_s: bounds a call. start_s: bounds a
+    start, and the wait for a server that is started again. output_chars: how much of a result the model reads.
 
     Raises BadInput when the server cannot be reached at first, or the package `mcp` is not installed.
     """
@@ -152,27 +152,27 @@ class _Sessions:
 
     @asynccontextmanager
     async def of_this_task(self, name: str) -> AsyncIterator[McpSession]:
-        """The session that this task has open and has not yet taken this tool of, else a new one."""
+        """Yields the session that this task has open if it has not taken this tool from it yet, otherwise a new one."""
         task = asyncio.current_task()
-        mine = self._open.setdefault(task, [])
-        for session, names in mine:
+        opened = self._open.setdefault(task, [])
+        for session, names in opened:
             if name not in names:
                 names.add(name)
                 yield session  # whoever opened it first closes it last
                 return
         async with _kept(self._server, self._tasks, again=False) as session:
-            mine.append((session, {name}))
+            opened.append((session, {name}))
             try:
                 yield session
             finally:
-                mine[:] = [each for each in mine if each[0] is not session]
-                if not mine:
+                opened[:] = [each for each in opened if each[0] is not session]
+                if not opened:
                     self._open.pop(task, None)
 
 
 @asynccontextmanager
 async def _kept(server: McpServer, tasks: asyncio.TaskGroup, *, again: bool) -> AsyncIterator[McpSession]:
-    """A session and the task that has it; its process has ended when this is left."""
+    """Yields a session, which a task of its own keeps open. On leaving, its process has ended."""
     session = McpSession(server, again=again)
     keeper = tasks.create_task(session.keep(), name=f"mcp-{server}")
     try:
@@ -183,7 +183,7 @@ async def _kept(server: McpServer, tasks: asyncio.TaskGroup, *, again: bool) -> 
 
 
 class McpSession:
-    """A session with a server. It begins when somebody wants it; again: it is begun anew when the server ends.
+    """A session with a server, which begins when somebody wants it. again: it begins anew when the server ends.
 
     What the SDK opens must be closed by the task that opened it, so `keep` has the connection for the others.
     """
@@ -191,36 +191,36 @@ class McpSession:
     def __init__(self, server: McpServer, *, again: bool) -> None:
         self._server, self._again = server, again
         self._client: Any = None
-        self._lost = asyncio.Event()  # of the connection that is there
+        self._lost = asyncio.Event()  # set when the present connection ends
         self._changed = asyncio.Event()
         self._wanted = self._closing = self._over = False
-        self._ends = 0  # of connections in a row, without an answer between
+        self._ends = 0  # connections that ended in a row without an answer
         self._cause = "it has not started"
 
     async def described(self) -> list[Any]:
-        """The tools of the server. Raises BadInput when it cannot be reached."""
+        """Returns the tools of the server. Raises BadInput when it cannot be reached."""
         try:
             async with asyncio.timeout(self._server.start_s):
                 client = await self._connected(once=True)
-                found: list[Any] = []
+                tools: list[Any] = []
                 cursor = None
                 for _ in range(PAGES):
                     page = await client.list_tools(cursor=cursor)
-                    found += page.tools
+                    tools += page.tools
                     if (cursor := page.next_cursor) is None:
-                        return found
+                        return tools
                 raise _Down(f"its list of tools has more than {PAGES} pages")
         except TimeoutError as error:
             cause = f"it did not answer within {self._server.start_s} s"
             raise BadInput(f"MCP server {self._server}: {cause}. Fix: start it by hand, or raise start_s") from error
         except _Down as error:
             raise BadInput(f"MCP server {self._server}: {error}. Fix: start it by hand and see") from error
-        except Exception as error:  # of the SDK, which has no base class for all of its own
+        except Exception as error:  # the SDK's errors have no base class
             cause = f"{type(error).__name__}: {error}"
             raise BadInput(f"MCP server {self._server} lists no tools: {cause}. Fix: start it by hand") from error
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
-        """Never raises for what the arguments, or the server, do."""
+        """Returns the reply of a call. Never raises because of its arguments or the server."""
         try:
             async with asyncio.timeout(self._server.start_s):
                 client = await self._connected()
@@ -229,24 +229,24 @@ class McpSession:
         lost = self._lost
         try:
             async with asyncio.timeout(self._server.call_s):
-                found = await client.call_tool(name, _plain(arguments))
+                result = await client.call_tool(name, _plain(arguments))
         except TimeoutError:
             text = f"TimeoutError: stopped after {self._server.call_s:g} s"
             return ToolReply(outcome="timeout", text=text)
         except Exception as error:
             return self._failed(error, lost)
         self._ends = 0
-        text = clip(_text(found), self._server.output_chars)
-        return ToolReply(outcome="error" if found.is_error else "ok", text=text)
+        text = clip(_text(result), self._server.output_chars)
+        return ToolReply(outcome="error" if result.is_error else "ok", text=text)
 
     def _failed(self, error: Exception, lost: asyncio.Event) -> ToolReply:
-        """The call has no result: the server refused it, or it is gone."""
-        code = getattr(error, "code", None)  # of an MCPError
+        """Returns the reply of a call without a result: the server refused it, or it is gone."""
+        code = getattr(error, "code", None)  # an MCPError has one
         if isinstance(code, int) and code not in (CONNECTION_CLOSED, INVALID_REQUEST):
             return ToolReply(outcome="error", text=clip(f"Error: {error}", self._server.output_chars))
         if code is not None:
             lost.set()
-        # What else the SDK raises says that the server does not keep to the protocol: not the model's fault.
+        # Any other error of the SDK means that the server broke the protocol, which is not the model's fault.
         return ToolReply(outcome="lost", text=f"MCP server {self._server}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class McpSession:
             self._client = None
 
     async def _connected(self, *, once: bool = False) -> Any:
-        """The client, once there is one. Raises _Down when there will be none; once: when there was none at once."""
+        """Waits for a connection. Raises _Down if the session is over or, with `once`, the first attempt failed."""
         self._wanted = True
         self._changed.set()
         while self._client is None or self._lost.is_set():
@@ -303,7 +303,7 @@ class McpSession:
         await self._changed.wait()
 
     async def _pause(self, seconds: float) -> None:
-        """Or until this is closed."""
+        """Waits, but not beyond `close`."""
         try:
             async with asyncio.timeout(seconds):
                 while not self._closing:
@@ -318,7 +318,7 @@ class _Down(RuntimeError):
 
 @asynccontextmanager
 async def _client(server: McpServer, lost: asyncio.Event) -> AsyncIterator[Any]:
-    """A connection of the SDK. lost: set when the server has ended."""
+    """Yields a client of the SDK that is connected. lost: is set when the server has ended."""
     try:
         from mcp import Client
     except ImportError as error:
@@ -380,19 +380,19 @@ class _Watched:
 
 
 def _parameters(described: Any) -> Mapping[str, Any]:
-    """The schema of a tool's arguments; one without properties has none."""
+    """Returns the schema of a tool's arguments, with `properties` even if the server names none."""
     schema = dict(described.input_schema)
     return {"type": "object", "properties": {}, **schema}
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments as JSON can carry them: half a surrogate pair would end the connection for everybody."""
-    found: dict[str, Any] = json.loads(json.dumps(dict(arguments), ensure_ascii=False).encode(errors="replace"))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(dict(arguments), ensure_ascii=False).encode(errors="replace"))
+    return plain
 
 
 def _text(result: Any) -> str:
-    """What the model reads of a result: its texts; of anything else its kind."""
+    """Returns what the model reads of a result: its texts, and the kind of anything else."""
     parts = [block.text if block.type == "text" else f"[{block.type}]" for block in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content)

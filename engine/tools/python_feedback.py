@@ -1,4 +1,4 @@
-"""What a model is told of a run of its Python code, before it is cut to the length that it may read.
+"""Tells a model how its Python code ran. The text is then cut to the length that the model may read.
 
 Invariants
 - Pure and total: any code and any result give a text, in time linear in their length.
@@ -19,24 +19,24 @@ LINE_NUMBER = re.compile(r'^  File "[^"\n]*", line (\d{1,9})', re.MULTILINE)
 EXCEPTION = re.compile(r"(?:\w+\.)*(\w+)(?:: (.*))?", re.DOTALL)
 UNINDENTED = re.compile(r"^(?![ \n])", re.MULTILINE)
 SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
-# the beginning of a statement that has no value: a keyword, a decorator, an assignment
+# Matches the beginning of a statement that has no value: a keyword, a decorator, an assignment.
 NO_EXPRESSION = re.compile(
     r"(?:assert|async|break|class|continue|def|del|elif|else|except|finally|for|from|global|if|import|pass|raise|return|"
     r"""try|while|with)\b|@|[\w.\[\]"', ]+(?::[^=\n]*)?(?:\*\*|//|<<|>>|[-+*/%&|^@])?=(?!=)"""
 )
-JUDGED_CHARS = 1000  # what Code Judge returns of stdout and of stderr
+JUDGED_CHARS = 1000  # Code Judge returns so much of stdout, and of stderr
 JUDGED_REASONS = {"timeout": "worker_timeout", "lost": "queue_timeout"}
 
 
 class Told(NamedTuple):
-    """output: cut to what the model may read. note: one line below it, which is never cut."""
+    """What the model is told. output: is cut to what it may read. note: a line below it, which is never cut."""
 
     output: str
     note: str = ""
 
 
 Feedback = Callable[[str, ToolResult], Told]
-"""Called with the code and with what came of it."""
+"""A function of the code and its result."""
 
 
 def traceback_feedback(code: str, result: ToolResult) -> Told:
@@ -49,15 +49,15 @@ def traceback_feedback(code: str, result: ToolResult) -> Told:
 
 
 def message_feedback(code: str, result: ToolResult) -> Told:
-    """Tells the same as traceback_feedback but for where the error happened: for models that may read little."""
+    """Tells the same as traceback_feedback without the frames, for models that may read little."""
     return _told(result, error=_message(_trimmed(result.stderr)))
 
 
 def judge_feedback(code: str, result: ToolResult) -> Told:
     """Tells what the published code of rStar2-Agent does (microsoft/rStar, rstar2_agent/tools/code_judge_utils.py).
 
-    There Code Judge runs an executor, which prints the value of a last expression, and in place of a traceback the
-    error with its line. Where a last expression fails that is not in the first line, it does not say the line.
+    There Code Judge runs an executor, which prints the value of a last expression, and the error with its line in place
+    of a traceback. If a last expression below the first line fails, it does not name the line.
     """
     ok = result.outcome == "ok"
     stdout = result.stdout + (f"{result.display}\n" if ok and result.display is not None else "")
@@ -78,7 +78,7 @@ FEEDBACKS: dict[FeedbackName, Feedback] = {
 
 
 def joined(*texts: str | None) -> str:
-    """Those that are there, one below the other."""
+    """Returns the texts that are not empty, one below the other."""
     return "\n".join(filter(None, texts))
 
 
@@ -104,12 +104,12 @@ def _ending(result: ToolResult, error: str) -> str | None:
 
 
 def _trimmed(stderr: str) -> str:
-    """Without empty lines around it; its first line may begin with a space."""
+    """Returns the text without empty lines around it; its first line may begin with a space."""
     return stderr.rstrip().lstrip("\n")
 
 
 def _message(stderr: str) -> str:
-    """The exception with all lines of its message, without the frames above it; all of it where there are none."""
+    """Returns the exception with its whole message and without the frames above it; the text itself without frames."""
     at = stderr.rfind(f"\n{FRAME}") + 1
     if at == 0 and not stderr.startswith(FRAME):
         return stderr
@@ -118,7 +118,7 @@ def _message(stderr: str) -> str:
 
 
 def _placed(code: str, stderr: str) -> str:
-    """stderr with one line, and the line of the code, in place of its traceback; as it is where it has none."""
+    """Returns stderr with the error's line and that of the code in place of a traceback, or as it is without one."""
     traceback = stderr[max(0, stderr.rfind(HEADER)) :].rstrip()
     numbers = [int(number) for number in LINE_NUMBER.findall(traceback)]
     exception = EXCEPTION.fullmatch(_message(traceback))
@@ -138,8 +138,9 @@ def _placed(code: str, stderr: str) -> str:
 
 
 def _last_expression(lines: list[str]) -> int | None:
-    """The line, from 1, in which the last statement begins, if it is an expression; read off without a parser, which
-    code of a model can bring down.
+    """Returns the line, from 1, in which the last statement begins, if it is an expression.
+
+    It uses no parser, which a model's code can bring down.
     """
     for number in range(len(lines), 0, -1):
         line = lines[number - 1]

@@ -16,8 +16,8 @@ from engine.tools.python_feedback import Feedback, joined, traceback_feedback
 from sandbox.require import at_least, require
 from sandbox.wire import Limits, ToolResult, encode_code
 
-# "restored" means either of two things; the note is true of both: the call's own effects were undone with the state
-# that it left, or it ran on variables that had been lost and rebuilt before it.
+# "restored" has two meanings, and the note is true of both: the call's own effects were undone, or it ran on variables
+# that had been lost and rebuilt before it.
 NOTES = {"restored": "Note: variables were rebuilt from earlier calls.", "lost": "Note: all variables are gone."}
 
 
@@ -32,7 +32,7 @@ PYTHON_PARAMETERS: Mapping[str, Any] = {
 
 
 def schema(tool: Tool | StatefulTool) -> dict[str, Any]:
-    """What a chat template shows the model of a tool: a JSON schema in the form of OpenAI's function calls.
+    """Returns what a chat template shows the model of a tool: a JSON schema in the form of OpenAI's function calls.
 
     It has the tool's `description` and `parameters` (a JSON schema). Without them the first paragraph of a docstring,
     of the class or of `__call__`, describes it, and a TypedDict as the type of `arguments` says what they are.
@@ -63,15 +63,15 @@ def _described(tool: Any) -> str:
 
 
 def _signature(tool: Any) -> dict[str, Any]:
-    """The parameters by the type of `arguments`; none are named where that is not a TypedDict."""
+    """Returns the parameters that the type of `arguments` names; none if it is not a TypedDict."""
     hint: Any = None
     with suppress(AttributeError, NameError):  # a stateful tool; a type that is imported for a type checker only
         hint = typing.get_type_hints(type(tool).__call__).get("arguments")
     if not typing.is_typeddict(hint):
         return {"type": "object", "properties": {}}
     _, types = msgspec.json.schema_components([hint], ref_template="#/$defs/{name}")
-    found = {key: value for key, value in types.pop(hint.__name__).items() if key != "title"}
-    return {**found, "$defs": types} if types else found
+    shown = {key: value for key, value in types.pop(hint.__name__).items() if key != "title"}
+    return {**shown, "$defs": types} if types else shown
 
 
 def clip(text: str, limit: int) -> str:
@@ -89,7 +89,9 @@ def clip(text: str, limit: int) -> str:
 
 
 def clip_outside(text: str, limit: int, mark: str = "...(truncated)...") -> str:
-    """The first and the last `limit` / 2 characters with a mark between them, which is not counted, as verl cuts.
+    """Returns the first and the last `limit` / 2 characters with a mark between them, as verl cuts.
+
+    The mark is not counted.
 
     >>> clip_outside("a" * 30 + "b" * 30, 20)
     'aaaaaaaaaa...(truncated)...bbbbbbbbbb'
@@ -150,10 +152,10 @@ class PythonTool:
         self._reader = _Reader(feedback=feedback, output_chars=output_chars, cut=cut)
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
-        found = _code_and_input(arguments)
-        if isinstance(found, ToolReply):
-            return found
-        code, stdin = found
+        given = _code_and_input(arguments)
+        if isinstance(given, ToolReply):
+            return given
+        code, stdin = given
         result = await self._runner.run(code, stdin, self._limits, display=self._display)
         return self._reader.reply(code, result)
 
@@ -202,16 +204,16 @@ class _SessionTool:
     reader: _Reader
 
     async def __call__(self, arguments: Mapping[str, Any]) -> ToolReply:
-        found = _code_and_input(arguments)
-        if isinstance(found, ToolReply):
-            return found
-        code, stdin = found
+        given = _code_and_input(arguments)
+        if isinstance(given, ToolReply):
+            return given
+        code, stdin = given
         result = await self.session.run(code, stdin, self.limits)
         return self.reader.reply(code, result)
 
 
 def _code_and_input(arguments: Mapping[str, Any]) -> tuple[str, str] | ToolReply:
-    """What is to be run and its standard input, or the answer to arguments that no sandbox takes."""
+    """Returns the code and its standard input, or the reply to arguments that no sandbox takes."""
     code = arguments.get("code")
     stdin = arguments.get("input", "")
     if not isinstance(code, str) or not isinstance(stdin, str):

@@ -25,7 +25,7 @@ from recipes.tiny.task import prompts, python_tool
 
 
 async def converse(prompt: Prompt, endpoint: Endpoint, client: AsyncOpenAI, python: PythonTool) -> None:
-    """The agent: asks the model, runs the calls that it makes and tells it their results, until it makes none."""
+    """Is the agent: asks the model, runs the calls that it makes and tells it their results, until it makes none."""
     client = client.with_options(base_url=endpoint.openai_url, api_key=endpoint.key)
     messages: list[Any] = [*prompt.messages]
     tools: list[Any] = [schema(python)]
@@ -39,7 +39,7 @@ async def converse(prompt: Prompt, endpoint: Endpoint, client: AsyncOpenAI, pyth
                 reply = await python(json.loads(call.function.arguments))
             except json.JSONDecodeError as error:
                 reply = ToolReply(outcome="malformed", text=f"FormatError: {error.msg}")
-            failed = reply.outcome != "ok"  # what RoC looks at
+            failed = reply.outcome != "ok"  # RoC counts failed calls
             messages.append({"role": "tool", "tool_call_id": call.id, "content": reply.text, "is_error": failed})
 
 

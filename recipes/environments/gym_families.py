@@ -78,9 +78,9 @@ class FamilyReward:
         if trajectory.prompt.reward != REWARD or "family" not in about:
             raise ValueError(f"prompt {trajectory.prompt.id} is of no family of reasoning-gym")
         text = trajectory.final_text
-        found = boxed_answer(final_turn(trajectory))
+        boxed = boxed_answer(final_turn(trajectory))
         tagged = answers(text)
-        answer = found if found is not None else tagged[-1] if tagged else None
+        answer = boxed if boxed is not None else tagged[-1] if tagged else None
         if answer is None:
             return 0.0
         try:

@@ -30,7 +30,7 @@ NO_KEY = "ROCSTAR_VERIFIERS_KEY"  # the URL names the session, and verifiers wan
 
 
 def verifiers() -> Any:
-    """The package. Raises BadInput where it is not installed."""
+    """Imports the package. Raises BadInput where it is not installed."""
     try:
         import verifiers.v1
     except ImportError as error:
@@ -39,7 +39,7 @@ def verifiers() -> Any:
 
 
 def load_environment(config: Mapping[str, Any]) -> Any:
-    """The environment that a configuration names, such as {"id": "best-of-n", "taskset": {"id": "gsm8k-v1"}}.
+    """Loads the environment that a configuration names, such as {"id": "best-of-n", "taskset": {"id": "gsm8k-v1"}}.
 
     Raises BadInput when there is no such.
     """
@@ -72,7 +72,7 @@ class VerifiersEnvironment:
         return Tasks(self.name, self.tasks)
 
     async def play(self, prompt: Prompt, endpoint: Endpoint) -> str:
-        """An agent (`engine.gateway.agent`): plays one episode and answers with its reward, for `EpisodeReward`.
+        """Is an agent (`engine.gateway.agent`): plays one episode and answers with its reward, for `EpisodeReward`.
 
         Raises AgentFailed for an episode that failed.
         """

@@ -49,9 +49,9 @@ from recipes.rstar2.parts.analysis.token_entropy import Scored, shares
 from sandbox.printable import printable
 from sandbox.require import at_least, require, require_fields, within
 
-# What a model gives to what it has sampled itself is its entropy, on average; far beyond it another one has sampled.
+# A model's own samples have its entropy as mean negative log-likelihood; with this much more, another one sampled them.
 FOREIGN_NLL = 0.5
-STEPS = 8  # that are analysed unless others are asked for
+STEPS = 8  # steps that are analysed unless others are asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ Entropies = list[tuple[NDArray[np.float32], NDArray[np.float32]]]  # (entropy_T,
 
 
 def spread(items: Sequence[Item], most: int) -> list[Item]:
-    """Returns at most so many of the items, evenly spread, the last one among them.
+    """Returns at most `most` of the items, evenly spread, the last one among them.
 
     >>> spread([1, 2, 3, 4, 5, 6], 3), spread([1, 2], 3)
     ([2, 4, 6], [1, 2])
@@ -254,9 +254,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         result = analyze(config, console)
     except (ValueError, OSError) as error:
-        print(
-            printable(f"analyze: {' '.join(str(error).split())}"), file=sys.stderr
-        )  # of transformers it may have many lines
+        line = " ".join(str(error).split())  # a message of transformers may have many lines
+        print(printable(f"analyze: {line}"), file=sys.stderr)
         return 2
     except CannotWrite as error:
         print(printable(f"analyze: {error}"), file=sys.stderr)

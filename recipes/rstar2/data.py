@@ -7,7 +7,7 @@
 
 writes train.parquet and test.parquet into the output folder (whichever has rows), in the row format of rStar2-Agent's
 release or in the SFT format, with dropped.jsonl (each row that is not used, and why) and report.json (counts, hashes,
-the command). Rows stream through, so memory is bounded. The same command goes on with work that was interrupted.
+the command). Rows stream through, so memory is bounded. The same command resumes work that was interrupted.
 
 The sets and how their rows are read are in `recipes/rstar2/parts/preparation/`.
 """

@@ -5,7 +5,7 @@
 
 `protocol` decides how the model is asked, and by default with how many samples and which budgets: the report's
 evaluation has 16 samples at temperature 0.6, 30 K tokens and 30 turns; the release's is greedy with 5 turns. Writes
-evaluation.json and the rows of each set into `output`. The same command goes on with an evaluation that was
+evaluation.json and the rows of each set into `output`. The same command resumes an evaluation that was
 interrupted, and shows one that is complete.
 
 With `url` an OpenAI-compatible server has the model, and Python runs here; with `server_tools` the server runs it too
@@ -276,7 +276,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     rows: one or more. accuracy: avg@k with its 95 % interval. pass_at_k: unbiased, for 1, 2, 4, ... and all samples.
     """
     samples = rows[0].samples
-    found = avg_at_k(np.asarray([[reward > 0 for reward in row.rewards] for row in rows], np.float64))
+    accuracy = avg_at_k(np.asarray([[reward > 0 for reward in row.rewards] for row in rows], np.float64))
     ks = sorted({*(2**power for power in range(int(math.log2(samples)) + 1)), samples})
     stops = [stop for row in rows for stop in row.stops]
     tokens = [count for row in rows for count in row.tokens]
@@ -284,9 +284,9 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "problems": len(rows),
         "samples": samples,
-        "accuracy": found.mean,
-        "accuracy_low": found.low,
-        "accuracy_high": found.high,
+        "accuracy": accuracy.mean,
+        "accuracy_low": accuracy.low,
+        "accuracy_high": accuracy.high,
         "pass_at_k": {str(k): fmean(pass_at_k(samples, row.solved, k) for row in rows) for k in ks},
         "tokens_per_rollout": fmean(tokens),
         "turns_per_rollout": fmean(count for row in rows for count in row.turns),

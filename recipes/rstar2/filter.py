@@ -6,7 +6,7 @@
 keep=unsolved drops what all n samples solve (the report's third stage trains on what is not solved 8 of 8).
 keep=agree drops what fewer than k of n samples answer as the reference does: where nobody agrees, the reference is
 wrong, or the problem too hard. Writes samples.jsonl, a row for each problem as soon as it is sampled, then
-filtered.jsonl, the rows of the data that are kept, as they were, and filter.json. The same command goes on with a job
+filtered.jsonl, the rows of the data that are kept, as they were, and filter.json. The same command resumes a job
 that was interrupted.
 """
 
@@ -205,9 +205,9 @@ def kept_rows(data: Path, name: str, verdict: Callable[[str], str], counts: Coun
     """
     table = open_table(data)
     for number in range(len(table)):
-        found = verdict(f"{name}-{number}")
-        counts[found] += 1
-        if found == "kept":
+        fate = verdict(f"{name}-{number}")
+        counts[fate] += 1
+        if fate == "kept":
             yield json.dumps(table.row(number), default=str).encode() + b"\n"
 
 

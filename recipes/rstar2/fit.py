@@ -86,7 +86,7 @@ class Config:
         )
 
 
-# What can be changed, the cheapest first. Each returns another plan, or the same one where there is nothing to change.
+# Changes of a plan, the cheapest first. Each returns another plan, or the same one if there is nothing to change.
 
 
 def _learns(plan: Plan, **fields: Any) -> Plan:

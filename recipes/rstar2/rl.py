@@ -4,8 +4,8 @@
     python recipes/rstar2/rl.py stage=all model=models/rstar2-sft data=train.parquet eval_sets=aime24.parquet
 
 Each stage is a run in a folder of its own, runs/NAME/stage-1 and so on, and begins with the weights of the one before.
-`stage=all` runs them one after the other, and between the last two the filter of `filter.py`. The same command goes on
-wherever it was interrupted. `protocol=release` takes the values of the published code, which has one stage. What is not
+`stage=all` runs them one after the other, and between the last two the filter of `filter.py`. The same command resumes
+them. `protocol=release` takes the values of the published code, which has one stage. What is not
 given is as in `REPORT` or `RELEASE` of parts/stages/values.py.
 """
 
@@ -329,7 +329,7 @@ def identity_of(config: Config) -> Identity:
 
 
 def filter_unsolved(config: offline.Config) -> int:
-    """Drops the problems that are always solved; the job goes on where it stopped. Returns the exit code."""
+    """Drops the problems that are always solved; the job can be resumed. Returns the exit code."""
     if (config.output / "filter.json").exists():  # complete; made again it might hold what failed then
         open_output(config.output, config.identity())
         return 0
@@ -365,7 +365,7 @@ def filter_config(config: Config, number: int, chain: Path) -> offline.Config:
 def main(argv: Sequence[str]) -> int:
     begin()
     invocation, config, machines = parse_all([ChainInvocation, Config, Machines], argv, description=__doc__)
-    if config.protocol == "release":  # with its own defaults
+    if config.protocol == "release":  # it has defaults of its own
         invocation, config, machines = parse_all([ChainInvocation, ReleaseConfig, Machines], argv)
     if machines.dry_run:
         here = shlex.join([sys.executable, *sys.argv[:1], *(word for word in argv if not word.startswith("dry_run="))])

@@ -58,7 +58,7 @@ from recipes.rstar2.parts.tuning.format_check import Question, Reply, check_form
 from recipes.rstar2.parts.tuning.sft_report import LossCurve, Meter, changes, model_card, plot
 from sandbox.require import at_least, require, require_fields, within
 
-# Of the report: 165 K conversations with calls (117 K of ToolACE, APIGen-MT and Glaive v2, 48 K of Magicoder), 30 K
+# The report has 165 K conversations with calls (117 K of ToolACE, APIGen-MT and Glaive v2, 48 K of Magicoder), 30 K
 # that follow instructions (Tulu 3) and 27 K of chat (Llama-Nemotron).
 CONVERSATIONS = 222_000
 EPOCHS = 3

@@ -60,7 +60,7 @@ from sandbox import TIERS, SandboxConfig, SandboxUnavailable
 from sandbox.printable import printable
 from sandbox.require import at_least, require
 
-EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # what the tokenizer learns its merges from
+EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # the tokenizer learns its merges from it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,9 +100,9 @@ def craft(config: Config) -> Phase:
 
 
 def manners(config: Config) -> Phase:
-    """The constant normaliser keeps the asked mix: with the per-batch mean, short guesses would win over tool calls.
+    """Returns the second phase. Its loss is divided by a constant, the learnt tokens of a typical demonstration.
 
-    38: learnt tokens of a typical demonstration.
+    With the mean of each batch, short guesses would win over tool calls.
     """
     return Phase(
         title="B: manners",

@@ -98,8 +98,8 @@ def run_all(config: Config, launch: Callable[[Path, dict[str, Any]], None], say:
             continue
         if not (folder / "checkpoints").is_dir():  # nothing to resume
             shutil.rmtree(folder, ignore_errors=True)
-        left = f", about {fmean(seconds) * (len(todo) - number + 1) / 60:.0f} min to go" if seconds else ""
-        say(f"{head} running{left}")
+        remaining = f", about {fmean(seconds) * (len(todo) - number + 1) / 60:.0f} min to go" if seconds else ""
+        say(f"{head} running{remaining}")
         started = time.monotonic()
         launch(folder, config.options(algorithm, seed))
         if not finished(folder, config.options(algorithm, seed)):
@@ -119,7 +119,7 @@ def finished(folder: Path, options: dict[str, Any]) -> bool:
             raise ValueError(f"{folder} differs in {describe(differences)}. Fix: give another folder=")
     if (folder / "summary.json").is_file():
         return True
-    if _under_way(folder):  # of another comparison, or of one that was killed
+    if _under_way(folder):  # by another comparison, or one that was killed
         raise ValueError(f"{folder} is written by another process. Fix: wait for its end, or end it")
     return False
 
@@ -144,8 +144,8 @@ def _end(folder: Path) -> str:
 
 def quickstart(folder: Path, options: dict[str, Any]) -> None:
     """Makes one run in a process of its own, which prints to <folder>.log. Ends this program when it fails."""
-    words = [f"{name}={value}" for name, value in options.items()]
-    command = [sys.executable, str(QUICKSTART), f"runs={folder.parent}", f"name={folder.name}", *words]
+    arguments = [f"{name}={value}" for name, value in options.items()]
+    command = [sys.executable, str(QUICKSTART), f"runs={folder.parent}", f"name={folder.name}", *arguments]
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:

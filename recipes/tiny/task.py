@@ -44,8 +44,8 @@ SHIPPED = Path(__file__).resolve().parent / "agent"  # the agent that reinforcem
 
 TOOL_NAME = "python"
 MAX_TOOL_CALLS = 3
-MAX_TOKENS = 230  # of a whole trajectory, prompt included
-LIMITS = Limits(wall_s=2.0, cpu_s=2.0, memory_bytes=512 << 20)  # of a tool call
+MAX_TOKENS = 230  # bounds a whole trajectory, prompt included
+LIMITS = Limits(wall_s=2.0, cpu_s=2.0, memory_bytes=512 << 20)  # limits of a tool call
 
 _NAMES = ("Lea", "Tom", "Mia", "Ben", "Eva", "Max", "Zoe", "Sam")
 _ITEMS = ("books", "coins", "pens", "apples", "cards", "shells", "stamps", "eggs")

@@ -145,7 +145,7 @@ class Dispatcher:
         self._hosts: dict[str, _Host] = {}
         self._jobs: dict[int, _Job] = {}
         self._sessions: dict[bytes, _Session] = {}
-        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)  # by tier: what any of its hosts may run
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)  # tier -> calls that any of its hosts may run
         self._latest = -1
 
     @property

@@ -66,7 +66,7 @@ class Sandbox:
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self._config = config or SandboxConfig()
         self.stats = Stats()
-        self.address = ""  # where further hosts connect
+        self.address = ""  # further hosts connect to it
         self._dispatcher = Dispatcher()
         self._ids = itertools.count()
         self._waiting: dict[int, _Waiting] = {}
@@ -368,7 +368,7 @@ class Sandbox:
                 self._close(error)
 
     async def _beat(self) -> None:
-        """Each second, pings the hosts, gives up silent ones, and fails calls for which no host came."""
+        """Pings the hosts each second, gives up silent ones, and fails calls for which no host came."""
         while True:
             await asyncio.sleep(PING_S)
             for mailbox in self._mailboxes:

@@ -74,7 +74,7 @@ class Cgroup:
         return 0  # the group is gone
 
     def oom_struck(self) -> bool:
-        """Whether the kernel killed for memory in this group since the last call."""
+        """Returns whether the kernel killed for memory in this group since the last call."""
         before, self._kills = self._kills, self._oom_kills()
         return self._kills > before
 

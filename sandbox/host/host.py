@@ -213,7 +213,7 @@ class HostConfig:
     python: str | None = None
     """Path of the Python that runs guest code; see SandboxConfig.python."""
     isolation: Literal["nsjail", "none"] = "nsjail"
-    """^"nsjail", or "none", which runs code with all rights of this user."""
+    """What jails the code: "nsjail", or "none", which runs code with all rights of this user."""
 
     def __post_init__(self) -> None:
         if "://" not in self.connect:

@@ -49,13 +49,13 @@ class Pool:
         self.level = level
         self._make_jail, self._tiers = make_jail, {tier.name: tier for tier in tiers}
         self._slots, self._answer, self._recycle_calls = slots, answer, recycle_calls
-        self._jails: dict[str, TierJail] = {}  # where new slots and sessions come from
+        self._jails: dict[str, TierJail] = {}  # new slots and sessions come from them
         self._all_jails: set[TierJail] = set()  # also those that are being replaced
         self._starts = {tier.name: Starts() for tier in tiers}
         self._queues = {tier.name: TierQueue(tier.name) for tier in tiers}
         self._sessions = Sessions(session_memory_bytes)
         self._busy: set[Queue] = set()  # those in which calls wait
-        self._owners: dict[SlotHandle, Queue] = {}  # of every slot that is not discarded
+        self._owners: dict[SlotHandle, Queue] = {}  # for every slot that is not discarded
         self._indexes = Indexes()
         self._running = self._arrived = 0
         self._loop = asyncio.get_running_loop()

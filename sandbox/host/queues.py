@@ -27,7 +27,7 @@ class _CallQueue:
 
     def __init__(self, tier: str) -> None:
         self.tier = tier
-        self.waiting: deque[tuple[int, wire.RunRequest]] = deque()  # with their numbers of arrival
+        self.waiting: deque[tuple[int, wire.RunRequest]] = deque()  # (number of arrival, call)
 
     @property
     def arrived(self) -> int:

@@ -79,7 +79,7 @@ class SlotHandle:
         self.deadline = self.home.loop.time() + call.limits.wall_s + GRACE_S
         limits = call.limits
         if self.group is not None:
-            self.group.oom_struck()  # from here on, since a kill in an earlier call tells nothing about this one
+            self.group.oom_struck()  # forgets a kill in an earlier call, which tells nothing about this one
             with contextlib.suppress(OSError):  # refused if it is below what the group uses; then the old limit holds
                 memory_bytes = limits.memory_bytes + limits.disk_bytes + SLOT_BYTES
                 self.group.limit(memory_bytes, limits.processes + SLOT_PROCESSES)
@@ -109,7 +109,7 @@ class SlotHandle:
         self._socket.close()
 
     def gone(self) -> bool:
-        """Whether nothing of a closed slot remains, as far as its group tells."""
+        """Returns whether nothing of a closed slot remains, as far as its group tells."""
         return self.group is None or self.group.remove()
 
     def _send(self, message: bytes, fds: list[int]) -> None:
@@ -202,7 +202,7 @@ class SlotHandle:
         return msgspec.structs.replace(result, jailed=self.home.jailed)
 
     def oom_struck(self) -> bool:
-        """Whether the kernel killed for memory in here since the last call."""
+        """Returns whether the kernel killed for memory in here since the last call."""
         return self.group.oom_struck() if self.group is not None else self.home.oom.struck()
 
     @property

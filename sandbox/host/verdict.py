@@ -34,7 +34,7 @@ class OomWatch:
         self.struck()
 
     def struck(self) -> bool:
-        """Whether the out-of-memory killer struck since the last call."""
+        """Returns whether the out-of-memory killer struck since the last call."""
         lines = Path("/proc/vmstat").read_text().splitlines()
         before = self._seen
         self._seen = next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -23,7 +23,7 @@ from sandbox.http.gateway import Gateway, check_language, ended_by, in_order, js
 from sandbox.wire import Limits, ToolResult, encode_code
 
 SLACK_BYTES = 1 << 16  # white space around the expected output that still compares equal
-SUBMISSIONS = 50_000  # of one batch, whose answer it bounds
+SUBMISSIONS = 50_000  # bounds one batch, and so its answer
 
 
 class Submission(msgspec.Struct, frozen=True):

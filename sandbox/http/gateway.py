@@ -32,7 +32,7 @@ from sandbox.wire import Limits, ToolResult
 
 T = TypeVar("T")
 R = TypeVar("R")
-BODY_BYTES = 64 << 20  # of one request; the clients' largest batches are some MB
+BODY_BYTES = 64 << 20  # bounds a request; the clients' largest batches are some MB
 HELD_BYTES, SMALL_BYTES = 512 << 20, 1 << 16
 CALLS = 20_000  # each costs some KB and its code once more on its way to a host
 BATCH_TASKS = 1024  # more than hosts run at once, few enough that a large batch does not keep others waiting

@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 def names_loopback(host: str) -> bool:
-    """Whether a Host header names this machine and nothing else.
+    """Returns whether a Host header names this machine and nothing else.
 
     >>> [names_loopback(host) for host in ("127.0.0.1:8000", "localhost", "[::1]:80", "evil.example", "[::1", "")]
     [True, True, True, False, False, False]

@@ -135,7 +135,7 @@ async def serve(config: ServerConfig) -> str | None:
             await _serve_box(box, config)
     except (SandboxUnavailable, CannotListen) as error:
         return str(error)
-    except asyncio.CancelledError:  # by `stop`
+    except asyncio.CancelledError:  # `stop` does that
         pass
     return None
 

@@ -63,7 +63,7 @@ def unmount(target: str) -> None:
 def bind_read_only(source: str, target: str) -> None:
     """Binds `source` and all that is mounted below it, read-only."""
     mount(source, target, None, MS_BIND | MS_REC)
-    more = struct.pack("4Q", MS_RDONLY | MS_NOSUID, 0, 0, 0)  # what is set, cleared, propagation, user namespace
+    more = struct.pack("4Q", MS_RDONLY | MS_NOSUID, 0, 0, 0)  # set, cleared, propagation, user namespace
     result = _libc.syscall(NR_MOUNT_SETATTR, AT_FDCWD, target.encode(), AT_RECURSIVE, more, ctypes.c_size_t(len(more)))
     _checked(f"mount_setattr {target} (from Linux 5.12)", result)
 

@@ -118,11 +118,11 @@ def run(code: bytes, show: Show, leave: Callable[[int], NoReturn] = os._exit) ->
             status = 1
             write_main(code)
             status = finish(ended)
-        del namespace, ended  # what they hold must die in _end
+        del namespace, ended  # their contents must die in _end
         status = _end(status, special and b"ctypes" in code, finalise=finalise)
     except MemoryError:
         status = None
-    except BaseException:  # from a signal handler; none can interrupt the interpreter's own ending, which is C
+    except BaseException:  # a signal handler may raise it; none can interrupt the interpreter's own ending, which is C
         signal.pthread_sigmask(signal.SIG_BLOCK, range(signal.SIGQUIT, OUT_OF_MEMORY))  # not those of `die`
         _flush()
     if status is None or status < 0:
@@ -190,7 +190,7 @@ def exec_main(code: bytes, namespace: dict[str, object], *, odd: bool) -> None:
     write_main(code)
     file = FOPEN(FILENAME.encode(), b"rb")
     if file:
-        RUN_FILE(file, FILENAME.encode(), FILE_INPUT, namespace, namespace, 1)  # and closes it
+        RUN_FILE(file, FILENAME.encode(), FILE_INPUT, namespace, namespace, 1)  # it closes the file too
     else:
         exec(compile_main(code), namespace)
 

@@ -232,7 +232,7 @@ def actions(*, session: bool) -> list[tuple[int, int]]:
     numbers = {name: numbers[column] for name, numbers in _ALLOWED.items()}
     allowed = set(numbers.values())
     errors = [0 if number in allowed else errno.EPERM for number in range(NEWEST + 1)] + [errno.ENOSYS]
-    errors[CLONE3] = errno.ENOSYS  # with EPERM glibc would not fall back to clone
+    errors[CLONE3] = errno.ENOSYS  # glibc would not fall back to clone on EPERM
     if session:
         for name, argument in (("kill", 1), ("tgkill", 2)):  # the argument that is the signal
             number = numbers[name]

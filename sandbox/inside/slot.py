@@ -32,8 +32,8 @@ from sandbox.inside import main_program as program
 from sandbox.inside.native import Native, NativeSlot
 
 READY, ENDED = b"ready", b"ended"
-LONG_S = 1.0  # what has run for a shorter time has not made much that could take long to die
-LONGEST_MS = (1 << 31) - 1  # of one poll: an int, 24 days
+LONG_S = 1.0  # a call that ran for less has not made much that takes long to die
+LONGEST_MS = (1 << 31) - 1  # bound of one poll: an int, 24 days
 
 
 class EndedBy(IntEnum):

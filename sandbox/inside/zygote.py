@@ -32,7 +32,7 @@ from sandbox.inside.slot import Slot
 
 FORK = struct.Struct("qq")  # index, and whether it is for a session
 CANNOT_PRELOAD = "cannot preload: "
-POOL_BYTES = 1 << 14  # of Python's allocator, which keeps objects of one size together (Objects/obmalloc.c)
+POOL_BYTES = 1 << 14  # a pool of Python's allocator holds objects of one size (Objects/obmalloc.c)
 
 
 class Reaper:

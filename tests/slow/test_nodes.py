@@ -310,6 +310,7 @@ def test_on_three_hosts_cables_that_are_pulled_for_a_while_change_no_number(
     assert three.numbers == wanted
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(500)
 def test_where_only_one_direction_is_cut_no_number_changes(three: Cluster, wanted: list[dict[str, float]]) -> None:
     lead, one, two = begin(three)
@@ -323,6 +324,7 @@ def test_where_only_one_direction_is_cut_no_number_changes(three: Cluster, wante
     assert three.numbers == wanted
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(500)
 def test_over_slow_cables_that_lose_packets_no_number_changes(three: Cluster, wanted: list[dict[str, float]]) -> None:
     if shutil.which("tc") is None or shutil.which("nft") is None:
@@ -334,6 +336,7 @@ def test_over_slow_cables_that_lose_packets_no_number_changes(three: Cluster, wa
     assert three.numbers == wanted, "also where deltas of the weights are pulled"
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(500)
 def test_over_links_with_a_long_round_trip_no_number_changes(
     tmp_path: Path, started: list[Run], wanted: list[dict[str, float]]

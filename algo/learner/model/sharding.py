@@ -51,7 +51,7 @@ def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
 
 
 def reshard_between_passes(config: LearnerConfig) -> bool:
-    """Whether weights and gradients are sharded between passes too, since a GPU's memory is scarcer than its links."""
+    """Returns whether weights and gradients are sharded between passes: a GPU's memory is scarcer than its links."""
     return config.device == "cuda" and dist.get_world_size() > 1
 
 

@@ -37,7 +37,7 @@ class UnshardedScorer:
 
     @staticmethod
     def fits(config: LearnerConfig) -> bool:
-        """Whether the passes compute with the shard itself."""
+        """Returns whether the passes compute with the shard itself."""
         return dist.get_world_size() == 1 and config.dtype == "float32"
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ class Offloader:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._host: dict[tuple[int, str], Tensor] = {}  # by parameter and name
+        self._host: dict[tuple[int, str], Tensor] = {}  # state in host memory, by parameter and name
         self._away: list[Away] = []
 
     def offload(self) -> int:

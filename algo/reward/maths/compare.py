@@ -21,7 +21,7 @@ from algo.reward.maths.number import Number
 from algo.reward.maths.reading import SPOKEN_SETS, Reading, is_list, read, without_percent
 from algo.reward.maths.unit import may_be_no_unit
 
-LARGEST_EXPONENT = 9999  # of ten in the grader; larger ones are compared as text alone
+LARGEST_EXPONENT = 9999  # largest power of ten that the grader computes; beyond it only the text is compared
 RADIANS = r"\frac{\pi}{180}"
 # Words that mean the empty set.
 NO_SOLUTION = frozenset(
@@ -43,7 +43,7 @@ class Question:
 
 
 def compare(answer: str, reference: str, *, ignoring_percent: bool = False) -> bool | Question:
-    r"""Whether answer and reference agree. ignoring_percent: unless one has a unit, percent signs are dropped first.
+    r"""Returns whether answer and reference agree. ignoring_percent: without a unit, percent signs are dropped first.
 
     >>> compare("1, 100", "1100"), compare(r"5\text{ kg}", r"5\text{ m}"), compare("3 million", "3e6")
     (False, False, True)
@@ -95,7 +95,7 @@ def options(text: str) -> str:
 
 
 def is_set(reading: Reading) -> bool:
-    """Whether a reading may be a set of numbers: it has no words, or those for such a set."""
+    """Returns whether a reading may be a set of numbers: it has no words, or those for such a set."""
     return reading.words is None or reading.value in SPOKEN_SETS.values()
 
 

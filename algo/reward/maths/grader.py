@@ -95,7 +95,7 @@ class MathGrader:
         self._verdicts: dict[tuple[str, str], Verdict] = {}
 
     async def equal(self, answer: str, reference: str) -> bool:
-        """Whether the answer equals the reference. Raises GraderUnavailable when there is no verdict."""
+        """Returns whether the answer equals the reference. Raises GraderUnavailable when there is no verdict."""
         if len(answer) > LONGEST_ANSWER:
             return False
         pair = (answer, reference)

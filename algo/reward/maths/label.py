@@ -76,7 +76,7 @@ def _name(text: str, start: int) -> tuple[list[str], int]:
 
 
 def _names(words: list[str]) -> bool:
-    """Whether words only name a number, and neither change it nor take it back as "at least" does."""
+    """Returns whether words only name a number, and neither change it nor take it back as "at least" does."""
     for before, word in zip(["", *words], words, strict=False):
         superlative = word in ("least", "most") and before != "at"
         if denies(word) and word not in _OF_A_NAME and not superlative:

@@ -19,7 +19,7 @@ from algo.reward.maths.spelling import END, cleaned
 from algo.reward.maths.unit import CLOSE, OPEN, Unit, named, without_unit
 from algo.reward.maths.words import listed, marked, unmarked, words_of
 
-LONGEST_TEXT = 6000  # with characters such as ½ written out; of a longer one only the text is compared
+LONGEST_TEXT = 6000  # characters, with ones such as ½ written out; longer texts are compared as they stand
 _ZERO_TO_TWENTY = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
 sixteen seventeen eighteen nineteen twenty"""
 _NUMERALS = {word: number for number, word in enumerate(_ZERO_TO_TWENTY.split())}
@@ -148,7 +148,7 @@ def without_percent(reading: Reading) -> Reading:
 
 
 def is_list(content: str) -> bool:
-    """Whether a comma, "and" or "or" separates things, in brackets too. A comma within a number does not count."""
+    """Returns whether a comma, "and" or "or" separates things, in brackets too; a comma in a number does not count."""
     if _PLAIN_NUMBER.fullmatch(content):
         return False
     text = _grouped(listed(without_label(marked(cleaned(content)))[0]))

@@ -99,7 +99,7 @@ MOST_FACTORS = 20
 _PART = re.compile(rf"{WORD}|\^\s*(?:\{{\s*(-?\d)\s*\}}|(-?\d))|(/)|\\cdot|[\s.()]")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(rf"\s*{OPEN}({'|'.join(_SCALES)}){CLOSE}", re.IGNORECASE)
-# What may stand among the last words of a text: the first group joins them to what is before, the second is a word.
+# Matches a piece of a text's last words: the first group joins them to what is before, the second is a word.
 _PIECE = re.compile(rf"(\s|[(/]|\\cdot)|({WORD})|[.)]|\^\s*(?:\{{\s*-?\d\s*\}}|-?\d)")
 
 
@@ -134,7 +134,7 @@ _MONEY = frozenset(("money", "euro", "gbp", "rupee", "yen"))
 
 
 def may_be_no_unit(unit: Unit) -> bool:
-    r"""Whether a unit has a letter that may be a variable or a thousand instead: `5\text{x}`, `\$20\text{K}`."""
+    r"""Returns whether a unit has a letter that may mean a variable or a thousand: `5\text{x}`, `\$20\text{K}`."""
     letters = [kind for kind, power in unit.kinds if len(kind) == 1 and power == 1 and kind not in _OF_ONE_LETTER]
     return bool(letters) and all(kind in letters or kind in _MONEY for kind, _ in unit.kinds)
 
@@ -154,7 +154,7 @@ def named(word: str) -> Unit:
 
 
 def denies(word: str) -> bool:
-    """Whether a word beside a number may change it or take it back."""
+    """Returns whether a word beside a number may change it or take it back."""
     return any(part in _NO_UNITS or part.endswith("fold") for part in word.lower().split("-"))
 
 

@@ -52,7 +52,7 @@ class Engine(NamedTuple):
 
 ENGINE = Engine(blocks=99, block_size=32, max_num_seqs=64)
 REPLICAS = 2
-# Of ThunderAgent, in the scale of these traces: seconds are about a tenth of real ones, tokens a fourteenth.
+# ThunderAgent's settings, in the scale of these traces: seconds are about a tenth of real ones, tokens a fourteenth.
 POLL_S, BUFFER_TOKENS = 0.1, 36
 SEEDS = (111, 112, 113)  # 101 to 103 were used for tuning
 TRACES = ROOT / "bench" / "traces"
@@ -171,7 +171,7 @@ async def _measure(options: Options, folder: Path, keep: Keep) -> None:
     async with Engines(config, options.replicas) as engines:
         say("engines start")
         await run_once(engines, Case(-1, "warm-up", 0, WARM_UP), "round_robin")
-        gc.freeze()  # else a collection in the middle of a run walks all that vLLM and torch have allocated
+        gc.freeze()  # without it, a collection in the middle of a run walks all that vLLM and torch have allocated
         for number in range(options.rounds):
             runs = [
                 run

@@ -48,11 +48,11 @@ class Record:
     prompt: int = 0
     cached: int = 0
     lost: int = 0
-    moves: int = 0  # that the balancer ordered in the middle of a turn
+    moves: int = 0  # those that the balancer ordered in the middle of a turn
     rehomed: int = 0  # turns that began on another replica than the turn before
     generated: int = 0
     completed_s: list[float] = field(default_factory=list)  # since the run began, when all are submitted
-    homes: dict[int, int] = field(default_factory=dict)  # where a trajectory was last
+    homes: dict[int, int] = field(default_factory=dict)  # the last replica of each trajectory
 
     def now(self) -> float:
         return time.perf_counter() - self.began

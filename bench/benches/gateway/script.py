@@ -17,8 +17,8 @@ from recipes.tiny.task import MAX_TOKENS, MAX_TOOL_CALLS, TOOL_NAME, prompts
 from sandbox.wire import Limits, ToolResult
 
 WORKLOADS = {"agent": MAX_TOKENS, "long": 600}  # tokens of a conversation
-SAMPLES = 16  # of each problem, as in the quick start
-KV_BLOCKS = 8192  # of 32 tokens: nothing is preempted
+SAMPLES = 16  # conversations of each problem, as many as in the quick start
+KV_BLOCKS = 8192  # a block has 32 tokens: nothing is preempted
 MAX_TURNS = MAX_TOOL_CALLS + 1
 TOOL = {
     "type": "function",

@@ -26,7 +26,7 @@ from engine.console.options import Positional, Rest, parse
 from engine.programs import rocstar
 from recipes.tiny.task import SHIPPED
 
-LENGTHS = (3000, 500, 1200, 4000, 700, 2600, 150, 2138)  # of the row on a GPU: 14,288 tokens; a tenth on the CPU
+LENGTHS = (3000, 500, 1200, 4000, 700, 2600, 150, 2138)  # a row on a GPU has 14,288 tokens, a tenth on the CPU
 HEADS, KEY_HEADS, WIDTH = 16, 8, 128  # as Qwen3-1.7B
 
 

@@ -23,7 +23,7 @@ MODELS, CONTEXTS, RANKS = ("qwen3-1.7b", "qwen3-4b"), (4096, 16384, 32768), (0, 
 RIVALS = [name for name in NAMES if name != OURS]
 
 Figures = dict[str, float]
-Measured = Mapping[str, Any]  # of `bench.benches.gpu.measures`
+Measured = Mapping[str, Any]  # the output of `bench.benches.gpu.measures`
 
 
 def _rate(title: str) -> Metric:

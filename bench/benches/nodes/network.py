@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MTU = 32_000
-QUEUE_BYTES = 8 << 20  # of a link; a packet that comes to a full queue is lost
+QUEUE_BYTES = 8 << 20  # a link's queue; a packet that meets a full one is lost
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _CLONE_NEWNET = 0x40000000
 

@@ -40,7 +40,7 @@ from sandbox.keys import guard, load_node
 from sandbox.mailbox import Mailbox
 from sandbox.require import at_least, require_fields
 
-NODES = 4  # that the lead serves
+NODES = 4  # nodes that the lead serves
 PER_NODE = 16  # groups
 
 

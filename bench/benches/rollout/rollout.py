@@ -63,7 +63,7 @@ SLEEP_S = 0.3
 SEED = 0
 OFF = 0.01  # share of tokens or tool calls by which modes may differ
 
-Round = Mapping[str, Measured]  # by mode
+Round = Mapping[str, Measured]  # mode -> its measurement
 
 
 @dataclass(frozen=True, kw_only=True)

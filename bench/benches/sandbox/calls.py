@@ -12,7 +12,7 @@ from bench.benches.sandbox.contenders import CASES, Contender, Sample
 from bench.measuring.result import Figures
 from bench.measuring.terminal import say
 
-Samples = Mapping[tuple[str, str], Sample]  # by contender and case
+Samples = Mapping[tuple[str, str], Sample]  # (contender, case) -> sample
 PLAIN_FORK = "plain fork, same image"
 
 

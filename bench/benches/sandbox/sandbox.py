@@ -46,7 +46,7 @@ from sandbox.require import at_least, require_fields
 
 Part = Literal["calls", "latency", "sessions", "burst", "memory", "attacks"]
 OURS = "rocstar"
-SESSIONS = 4  # that take their turns side by side
+SESSIONS = 4  # sessions that take their turns side by side
 
 
 @dataclass(frozen=True, kw_only=True)

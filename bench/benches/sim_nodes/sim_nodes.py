@@ -25,7 +25,7 @@ from engine.balancing.kv_aware import KvAware
 from sandbox.require import Rule, at_least, require_fields
 
 REPLICAS = 8
-GROUPS = 32  # of a step and node
+GROUPS = 32  # groups per step and node
 SEED = 7100
 
 

@@ -51,7 +51,7 @@ from sandbox import Limits, Sandbox, SandboxConfig
 from sandbox.require import at_least, require_fields
 
 StyleName = Literal["terse", "talkative", "terse-3-calls", "talkative-3-calls"]
-# By name: the trajectories that send their calls at a turn's end, those whose key is one of these modulo 2.
+# Trajectories whose key modulo 2 is among these send their calls at the turn's end.
 WAYS: dict[str, tuple[int, ...]] = {"streaming": (), "barrier": (0, 1), "mixed 0": (0,), "mixed 1": (1,)}
 
 
@@ -208,7 +208,7 @@ async def _measure(options: Options, folder: Path, keep: Keep) -> None:
             sandbox = await stack.enter_async_context(Sandbox(SandboxConfig(slots=options.trajectories)))
         say("engines start")
         await run_once(engines, chat, script(STYLES[0], 0, 4, 2), "streaming", sandbox)
-        gc.freeze()  # else a collection in the middle of a run walks all that vLLM and torch have allocated
+        gc.freeze()  # without it, a collection in the middle of a run walks all that vLLM and torch have allocated
         for number in range(options.rounds):
             runs: dict[str, dict[str, Run]] = {style.name: {} for style in styles}
             for style, way in shuffled.sample(cases, len(cases)):

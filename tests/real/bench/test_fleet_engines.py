@@ -15,6 +15,8 @@ from bench.placement.workload import load
 from tests.support.paths import ROOT
 from tests.support.runs import Run
 
+pytestmark = pytest.mark.campaign  # `make bench` runs them too
+
 
 @pytest.mark.timeout(1800)  # as slow as the machine may be: nothing here is timed
 def test_the_bench_on_real_engines_keeps_its_first_round_when_ctrl_c_ends_the_second(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from engine.console.options import parse, parse_all
 from recipes.quickstart import Config
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.campaign  # `make bench` runs them too
+
 
 def part(code, **options):
     arguments = ("-c", code, "FILE")

@@ -13,6 +13,8 @@ from bench.benches.mismatch import LATE, METRICS, Compared
 from tests.support.node import ANSWER, END, Setup, call
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.campaign  # `make bench` runs them too
+
 
 async def test_every_sampled_token_is_in_its_position_and_its_turn():
     async with Setup([call("print(1)") + END], [ANSWER]) as node:

@@ -95,7 +95,7 @@ def test_the_death_of_an_idle_engine_is_noticed(found):
 
 
 def test_when_all_engines_are_dead_fleet_and_turns_end_clearly(found):
-    assert found["fleet_end"].startswith("no replica is left: each died 1 times; last cause: replica ")
+    assert found["fleet_end"].startswith("no replica is left: each died 1 times; last cause: ")
     assert found["turns_ended"] == 10
     # A turn that both engines died under is told so.
     assert all("no replica is left" in end or "no third one gets it" in end for end in found["turn_ends"])

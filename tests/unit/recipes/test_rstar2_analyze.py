@@ -202,7 +202,7 @@ def refused(words, capsys):
 def test_bad_input_is_one_line_with_the_fix(tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert str(empty / "record") in refused([f"run={empty}", f"model={SHIPPED}"], capsys)
+    assert str(empty) in refused([f"run={empty}", f"model={SHIPPED}"], capsys)
     run = a_run(tmp_path / "run", [a_trajectory(0)])
     assert "model=DIR" in refused([f"run={run}"], capsys), "it has no checkpoint"
     assert "step 9" in refused([f"run={run}", f"model={SHIPPED}", "steps=9"], capsys)

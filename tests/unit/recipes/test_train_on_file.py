@@ -1,5 +1,7 @@
 """What a recipe that trains on a file of the user's takes: columns, a reward, tools, and what it asks the model for."""
 
+import sys
+
 import pytest
 
 from algo.reward.answers import ASK_FOR_ANSWER
@@ -31,6 +33,9 @@ def untyped(code):
 
 def of_two(trajectory, more):
     return 1.0
+
+async def yields(trajectory):
+    yield 1.0
 
 @dataclass
 class Fixed:
@@ -97,12 +102,20 @@ def test_columns_are_named(words):
         (["answer=solution"], ["'solution'", "question, answer, text, label"]),
         (["after_hashes=true", "answer=label"], ["answer", "after_hashes"]),
         (["held_out=no.jsonl"], ["no.jsonl", "held_out:"]),
-        (["reward=my.py:scores"], ["my.py has no 'scores'", "score, slowly, calc, untyped, of_two", "my.py:score"]),
+        (
+            ["reward=my.py:scores"],
+            ["my.py has no 'scores'", "score, slowly, calc, untyped, of_two", "my.py:score"],
+        ),
         (["reward=my.py"], ["score, slowly", "reward=my.py:score"]),
         (["reward=score"], ["reward=score", "FILE.py:NAME"]),
         (["reward=their.py:score"], ["'their.py'"]),
         (["reward=my.py:of_two"], ["reward=my.py:of_two", "trajectory alone"]),
         (["reward=my.py:Fixed"], ["reward=my.py:Fixed", "the class Fixed"]),
+        (["reward=my.py:yields"], ["reward=my.py:yields", "not yield"]),
+        (["tools=my.py:calc,python,my.py:calc"], ["different names", "calc, python, calc"]),
+        (["skip_above=90"], ["skip_above", "90"]),
+        (["tool_wall_s=-1"], ["tool_wall_s", "-1"]),
+        (["slots=0"], ["slots", "0"]),
         (["tools=python,my.py:untyped"], ["tools=my.py:untyped", "'code'", "my.py:"]),
         (["tools=my.py:lookup"], ["tools=my.py:lookup", "calc"]),
         (["tools=empty.py:calc"], ["empty.py has no function", "def lookup(word: str)"]),
@@ -128,3 +141,13 @@ def test_a_file_of_the_users_runs_once(words, tmp_path):
     (tmp_path / "my.py").write_text(MY + '\nwith open("ran", "a") as file:\n    file.write("x")\n')
     parse(Config, [*words, "reward=my.py:score", "tools=my.py:calc"])
     assert (tmp_path / "ran").read_text() == "x"
+
+
+def test_a_file_of_the_users_may_import_what_lies_beside_it(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "its_helper.py").write_text("VALUE = 0.5\n")
+    (tmp_path / "there" / "own.py").write_text(
+        "from its_helper import VALUE\ndef score(trajectory):\n    return VALUE\n"
+    )
+    assert parse(Config, [*words, "reward=there/own.py:score"]).reward == "there/own.py:score"

@@ -18,7 +18,7 @@ from algo.reward.maths.guest.sets import TURNED, half_line, same_set
 
 
 def equal(expected: Any, answer: Any) -> bool:
-    """Whether two meanings are the same; False if they cannot be compared."""
+    """Returns whether two meanings are the same; False if they cannot be compared."""
     try:
         return same(expected, answer)
     except Exception as error:
@@ -70,7 +70,7 @@ def distinct(items: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def same_items(expected: Items, answer: Items) -> bool:
-    """Whether the items agree: in order if one side is a tuple, in any order otherwise, and each once in a set."""
+    """Returns whether the items agree: in order beside a tuple, otherwise in any order, and each once in a set."""
     if "set" in (expected.kind, answer.kind):
         if {expected.kind, answer.kind} - {"set", "list", "and", "or"}:
             return False
@@ -91,7 +91,7 @@ def same_items(expected: Items, answer: Items) -> bool:
 
 
 def same_element(expected: Any, answer: Any) -> bool:
-    """Whether two elements of lists or sets are the same; there 2 is not {2}."""
+    """Returns whether two elements of lists or sets are the same; there 2 is not {2}."""
     return is_set(expected) == is_set(answer) and equal(expected, answer)
 
 
@@ -113,7 +113,7 @@ def in_order(meaning: Items) -> tuple[Any, ...]:
 
 
 def matched(expected: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
-    """Whether each expected item can be paired with an answer of its own, and no answer is left over."""
+    """Returns whether each expected item can be paired with an answer of its own, and no answer is left over."""
     unpaired = list(answer)
     for item in expected:
         partner = next((index for index, other in enumerate(unpaired) if same_element(item, other)), None)
@@ -132,7 +132,7 @@ def values(relation: Relation) -> list[Any]:
 
 
 def same_value(expected: Any, relation: Relation) -> bool:
-    """Whether an equation, membership or inequality gives exactly `expected`."""
+    """Returns whether an equation, membership or inequality gives exactly `expected`."""
     if set(relation.operators) == {"="}:
         return all(side is not None and same(expected, side) for side in values(relation))
     if relation.operators == ("in",):
@@ -159,13 +159,13 @@ def is_equation(relation: Relation) -> bool:
 
 
 def is_assignment(relation: Relation) -> bool:
-    """Whether an equation gives a name a value without letters."""
+    """Returns whether an equation gives a name a value without letters."""
     value = relation.sides[1]
     return relation.names[0] is not None and not (isinstance(value, sympy.Expr) and value.free_symbols)
 
 
 def same_equation(expected: Relation, answer: Relation) -> bool:
-    """Whether both equations name the same thing and give it the same value."""
+    """Returns whether both equations name the same thing and give it the same value."""
     name = expected.names[0]
     if name is None or name not in answer.names:
         return False
@@ -173,7 +173,7 @@ def same_equation(expected: Relation, answer: Relation) -> bool:
 
 
 def same_difference(expected: Relation, answer: Relation) -> bool:
-    """Whether left minus right is the same in both but for a constant factor, which must be positive for `<`."""
+    """Returns whether left minus right is the same in both up to a constant factor, positive for `<`."""
     turned = {">": "<", ">=": "<="}
     operators = [turned.get(relation.operators[0], relation.operators[0]) for relation in (expected, answer)]
     differences = []
@@ -243,6 +243,6 @@ def set_of(meaning: Any) -> sympy.Set:
 
 
 def excludes(meaning: Items) -> bool:
-    r"""Whether a list holds only inequalities, one of them a `\neq`, which all apply: `x < 1, x \neq -2`."""
+    r"""Returns whether a list holds only inequalities, one of them a `\neq`, which all apply: `x < 1, x \neq -2`."""
     every = meaning.kind == "list" and all(map(is_inequality, meaning.items))
     return every and any("!=" in item.operators for item in meaning.items)

@@ -116,7 +116,7 @@ class Formula:
         return left * right
 
     def behind_factorial(self) -> bool:
-        """Whether the next number follows a factorial and cannot be misread: `3!7!`, `n!2^n`."""
+        """Returns whether the next number follows a factorial and cannot be misread: `3!7!`, `n!2^n`."""
         before, behind = (
             self.tokens[max(0, self.position - 2) : self.position],
             self.tokens[self.position + 1 : self.position + 2],
@@ -131,7 +131,7 @@ class Formula:
         return self.power()
 
     def starts(self) -> bool:
-        """Whether the next token begins an atom."""
+        """Returns whether the next token begins an atom."""
         token = self.peek()
         if token == "|":
             return self.bars == 0
@@ -361,7 +361,7 @@ class Formula:
 
 
 def is_number_alone(tokens: list[str], position: int) -> bool:
-    """Whether the number at `position` begins a term."""
+    """Returns whether the number at `position` begins a term."""
     return position == 0 or tokens[position - 1] in BEFORE_A_TERM
 
 

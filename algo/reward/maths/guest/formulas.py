@@ -23,7 +23,7 @@ DIGITS = 60
 
 
 def same_formula(expected: Any, answer: Any) -> bool:
-    """Whether two formulas are equal: by their values at points, and by a proof where those do not decide."""
+    """Returns whether two formulas are equal: by their values at points, and by a proof where those do not decide."""
     if expected == answer:
         return True
     if not isinstance(expected, sympy.Expr) or not isinstance(answer, sympy.Expr):
@@ -50,7 +50,7 @@ def same_formula(expected: Any, answer: Any) -> bool:
 
 
 def same_where_real(expected: Any, answer: Any, letters: list[Any]) -> bool | None:
-    r"""Whether two formulas of real letters agree wherever both are real; None if too few points tell.
+    r"""Returns whether two formulas of real letters agree wherever both are real; None if too few points tell.
 
     An absolute value on one side means that signs count: then both must be real at the same points. So `\ln x` is not
     `\ln|x|`, but `\ln x-\ln y` is `\ln(x/y)`.
@@ -108,7 +108,7 @@ def point(index: int, points: tuple[tuple[int, int], ...] = POINTS) -> sympy.Rat
 
 
 def vanishes(difference: Any, size: Any) -> bool:
-    """Whether a number is 0 to DIGITS digits, relative to `size`."""
+    """Returns whether a number is 0 to DIGITS digits, relative to `size`."""
     if difference == 0:
         return True
     if difference.is_Rational:

@@ -172,7 +172,7 @@ def latex_of(tokens: list[str]) -> str:
 
 
 def is_rounding(tokens: list[str], value: Any) -> bool:
-    """Whether the tokens are a number to which `value` rounds."""
+    """Returns whether the tokens are a number to which `value` rounds."""
     digits = tokens[1:] if tokens[:1] == ["-"] else tokens
     if len(digits) != 1 or not is_number(digits[0]):
         return False

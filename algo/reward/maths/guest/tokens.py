@@ -30,7 +30,7 @@ def closing(tokens: list[str], start: int) -> int:
 
 
 def bracketed_whole(tokens: list[str]) -> bool:
-    """Whether one pair of brackets encloses all tokens."""
+    """Returns whether one pair of brackets encloses all tokens."""
     return len(tokens) > 1 and tokens[0] in OPENING and closing(tokens, 0) == len(tokens) - 1
 
 
@@ -64,6 +64,6 @@ def name_of(tokens: list[str]) -> str | None:
 
 
 def simple(tokens: list[str], *, ordered: bool) -> bool:
-    """Whether a name is also a formula of its letters. ordered: it is beside < or >, where |x| is no name."""
+    """Returns whether a name is also a formula of its letters. ordered: it is beside < or >, where |x| is no name."""
     others = {"'", r"\angle", r"\triangle", ","} | (set() if ordered else {"|"})
     return not any(token in others or is_number(token) for token in tokens)

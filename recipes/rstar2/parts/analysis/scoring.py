@@ -32,7 +32,7 @@ from engine.types import Trajectory
 from recipes.rstar2.parts.analysis.token_entropy import Scored
 
 CHECKED = 16  # trajectories whose text the tokenizer must give back
-CUT_OFF = "\ufffd"  # what the decoder gives for bytes that are no whole character
+CUT_OFF = "\ufffd"  # the decoder's mark for bytes that are no whole character
 
 
 class EntropyScorer:

@@ -21,11 +21,11 @@ GIB = 1 << 30
 USABLE = 0.985  # CUDA gives programs some 79 GiB of a GPU that is sold with 80 GB
 
 # Estimates.
-RESERVE_BYTES = 2 * GIB  # of a process on a GPU: CUDA's context, NCCL's buffers
-ASLEEP_BYTES = 3 * GIB // 2  # of a replica that sleeps: its context and CUDA graphs
-FRAGMENTATION = 0.05  # of what the learner allocates beyond its weights
+RESERVE_BYTES = 2 * GIB  # a process takes it on a GPU for CUDA's context and NCCL's buffers
+ASLEEP_BYTES = 3 * GIB // 2  # a replica that sleeps keeps it: its context and CUDA graphs
+FRAGMENTATION = 0.05  # share of what the learner allocates beyond its weights
 PROCESS_BYTES = 3 * GIB  # host memory of a rank or an engine
-LARGEST_SHARE = 0.9  # of a GPU for a replica that shares it
+LARGEST_SHARE = 0.9  # the most that a replica takes of a GPU that it shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from algo.learner.model.supported import check_structure, empty
 
-# What their config.json on Hugging Face's hub says, so that nothing has to be downloaded to ask whether they fit.
+# Values of their config.json on Hugging Face's hub, so that nothing has to be downloaded to ask whether they fit.
 PUBLIC: Mapping[str, Mapping[str, Any]] = {
     "Qwen2.5-7B-Instruct": {
         "model_type": "qwen2",
@@ -53,7 +53,7 @@ class Model:
     positions: int
     parameters: int
     layer_parameters: int
-    """Of one layer; what is in no layer are embeddings, head and last norm."""
+    """Parameters of one layer; embeddings, head and last norm are in no layer."""
 
     @property
     def adapter_width(self) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Fields, Place, WrongField
 from recipes.rstar2.parts.sampling.protocol import PROTOCOLS
 
-# Who speaks, in the words of ShareGPT and of OpenAI.
+# Roles by ShareGPT's names and by OpenAI's.
 _ROLES = {
     "system": "system",
     "human": "user",

@@ -80,7 +80,7 @@ def gsm8k_demonstration(row: Mapping[str, Any], place: Place) -> Conversation | 
 
 
 def final_turn(output: str, answer: str) -> str:
-    r"""How the assistant answers after it read the tool's output.
+    r"""Returns the assistant's answer after it has read the tool's output.
 
     >>> print(final_turn("72.0", "72"))
     <reason> The program prints 72.0, so the answer is 72. </reason>
@@ -103,7 +103,7 @@ def program(solution: str, question: str) -> tuple[str, str] | Dropped:
         return Dropped(reason="many_steps", detail=f"{len(marks)} steps")
     stated = {float(number) for number in _NUMBER.findall(question.replace(",", ""))}
     values: dict[str, int | float] = {}
-    results: dict[float, str] = {}  # of earlier steps, by the number that the solution writes: its variable
+    results: dict[float, str] = {}  # number as the solution writes it -> the variable of the step that gave it
     lines = []
     for name, (expression, result) in zip(string.ascii_lowercase, marks, strict=False):
         written = _with_names(_plain(expression), results, stated)

@@ -15,7 +15,7 @@ from recipes.rstar2.parts.preparation.rows import Dropped, Fields, Place, Proble
 from recipes.rstar2.parts.preparation.rules import canonical
 
 LETTERS = "ABCD"
-# What data sets put around a question; the prompt's own words say how to answer.
+# Texts that data sets put around a question; the prompt says in its own words how to answer.
 _DAPO_BEFORE = "Solve the following math problem step by step."
 _DAPO_AFTER = 'Remember to put your answer on its own line after "Answer:".'
 
@@ -68,10 +68,10 @@ def dapo(row: Mapping[str, Any], place: Place) -> Problem:
 
 
 def _only_user(messages: Sequence[Mapping[str, Any]]) -> str:
-    said = [message.get("content") for message in messages if message.get("role") == "user"]
-    if len(said) != 1 or not isinstance(said[0], str):
-        raise WrongField(f"prompt: must hold one user's message, got {len(said)}")
-    return said[0]
+    asked = [message.get("content") for message in messages if message.get("role") == "user"]
+    if len(asked) != 1 or not isinstance(asked[0], str):
+        raise WrongField(f"prompt: must hold one user's message, got {len(asked)}")
+    return asked[0]
 
 
 def openmath(row: Mapping[str, Any], place: Place) -> Problem | Dropped:

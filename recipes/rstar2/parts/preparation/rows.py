@@ -184,7 +184,7 @@ class Place:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, numbers among them, without punctuation and mathematical signs.
+    """Returns the words of a text in lower case, numbers among them, without punctuation and mathematical signs.
 
     >>> words("Let $x^2 = 16$, and find X.")
     ['let', 'x', '2', '16', 'and', 'find', 'x']

@@ -1,10 +1,10 @@
-"""Which rows are used: each rule is a function of a row that says why the row is dropped, or None.
+"""Decides which rows are used: each rule is a function that returns why a row is dropped, or None.
 
     rules = [not_an_integer, Duplicates()]
     kept_or_dropped = [sifted(row, rules) for row in rows]
 
 Promises
-- What becomes of a row that is dropped is a `Dropped` with the first reason that there is, so that reasons add up.
+- A row that is dropped becomes a `Dropped` with the first reason, so that reasons add up.
 - A rule sees only rows that all rules before it have passed.
 """
 
@@ -20,7 +20,7 @@ Rule = Callable[[Row], Dropped | None]
 
 LONGEST_PROBLEM = 8192  # characters: about the 2,048 tokens that the release allows a prompt
 LONGEST_CONVERSATION = 1 << 17  # characters: about 32 K tokens
-MOST_DIGITS = 18  # of an answer: what 64 bits hold
+MOST_DIGITS = 18  # the most that an answer may have: 64 bits hold it
 LONGEST_INTEGER = 1000  # characters; Python itself reads none of more than 4,300 digits
 
 
@@ -82,7 +82,7 @@ def canonical(answer: str) -> str:
 
 
 def no_answer(row: Row) -> Dropped | None:
-    """The reference is empty, or says that there is none ("not enough information")."""
+    """Drops a problem whose reference is empty, or says that there is none ("not enough information")."""
     assert isinstance(row, Problem)
     if row.answer and not _NO_ANSWER.fullmatch(row.answer):
         return None
@@ -90,7 +90,7 @@ def no_answer(row: Row) -> Dropped | None:
 
 
 def several_answers(row: Row) -> Dropped | None:
-    """The reference is more than one answer: "12 or 13", "1, 2, 3", "\\pm 2"."""
+    """Drops a problem whose reference has more than one answer: "12 or 13", "1, 2, 3", "\\pm 2"."""
     assert isinstance(row, Problem)
     answer = _without_spacing(row.answer)
     if _SEVERAL.search(answer) or "," in re.sub(r"(?<=\d),(?=\d{3}\b)", "", _outside_brackets(answer)):
@@ -125,20 +125,20 @@ _CHINESE = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
 
 
 def proof(row: Row) -> Dropped | None:
-    """A proof is asked, and nothing that has a value."""
+    """Drops a row that asks for a proof and for nothing that has a value."""
     text = row.text
     return Dropped(reason="proof") if _PROOF.search(text) and not _ASKS.search(text) else None
 
 
 def multiple_choice(row: Row) -> Dropped | None:
-    """Options A, B, C are given, or the answer is a letter of one. The code of a drawing does not count."""
+    """Drops a problem with options A, B, C, or whose answer is the letter of one. A drawing's code does not count."""
     assert isinstance(row, Problem)
     choice = _OPTIONS.search(_DRAWING.sub("", row.text)) or _ANSWER_IS_LETTER.fullmatch(row.answer)
     return Dropped(reason="multiple_choice") if choice else None
 
 
 def several_questions(row: Row) -> Dropped | None:
-    """Parts (a), (b) or (i), (ii) are asked, of which the reference answers at most one."""
+    """Drops a row with parts (a), (b) or (i), (ii), of which the reference answers at most one."""
     return Dropped(reason="several_questions") if _PARTS.search(row.text) else None
 
 
@@ -147,7 +147,7 @@ def not_english(row: Row) -> Dropped | None:
 
 
 def not_text(row: Row) -> Dropped | None:
-    """Half a surrogate pair, which no file can hold."""
+    """Drops a row with half a surrogate pair, which no file can hold."""
     text = row.identity
     return Dropped(reason="not_text") if text != text.encode(errors="replace").decode() else None
 
@@ -162,7 +162,7 @@ def over_long(row: Row) -> Dropped | None:
 
 
 CHECKABLE: Sequence[Rule] = (over_long, no_answer, proof, multiple_choice, several_answers, several_questions)
-"""What drops problems that a rule cannot grade."""
+"""Rules that drop problems which cannot be graded."""
 
 
 # Against other rows.
@@ -188,7 +188,7 @@ class Duplicates:
 class Contamination:
     """Drops a row that shares n words in a row with a row of a test set (n = 8 in the report).
 
-    A row of a test set with fewer words than n is found only where all of the other row's words are the same.
+    A row of a test set with fewer than n words matches only a row with exactly these words.
 
     >>> tests = Contamination(n=3)
     >>> tests.add("Find the area of a square.", name="test-0")
@@ -198,13 +198,13 @@ class Contamination:
 
     def __init__(self, n: int = 8) -> None:
         self.n = n
-        self._names: dict[str, str] = {}  # of n words in a row, or of a shorter row: which test row has them
+        self._names: dict[str, str] = {}  # n words in a row, or a whole shorter row -> the test row that has them
 
     def __len__(self) -> int:
         return len(self._names)
 
     def add(self, text: str, *, name: str) -> None:
-        """name: how reports call this row of a test set."""
+        """Adds a row of a test set. name: what reports call it."""
         for gram in self._grams(words(text)):
             self._names.setdefault(gram, name)
 
@@ -225,8 +225,8 @@ class Contamination:
 class Agreement:
     """Drops a problem whose reference equals fewer than `least` of a model's answers to it.
 
-    answers: of each problem by its id, as `recipes/rstar2/filter.py` samples them. Where the reference agrees with
-    hardly any, it is wrong, or the problem too hard.
+    answers: a model's answers by the problem's id, as `recipes/rstar2/filter.py` samples them. If the reference agrees
+    with hardly any, it is wrong or the problem too hard.
 
     >>> rule = Agreement({"a-0": ["12", "1,2", "12.0", None]}, least=2)
     >>> rule(Problem(id="a-0", index=0, source="", question="?", answer="12")) is None

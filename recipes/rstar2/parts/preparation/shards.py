@@ -25,7 +25,7 @@ from engine.atomic_files import atomic_path, write_whole, writing
 from recipes.rstar2.parts.preparation.rows import Dropped, Row, fingerprint
 
 TRAIN, TEST, DROPPED, REPORT = "train.parquet", "test.parquet", "dropped.jsonl", "report.json"
-SHARD_ROWS = 5_000  # of the source: a second or two of work that an interruption costs
+SHARD_ROWS = 5_000  # rows of the source; an interruption costs a second or two of work
 
 
 Results = Callable[[range], Iterable[tuple[str, Row | Dropped]]]

@@ -157,7 +157,7 @@ class JsonArray:
     def _find_elements(self) -> None:
         """Bytes are read as Latin-1, where a character is a byte; JSON's own characters are the same in UTF-8."""
         decode = json.JSONDecoder(strict=False).raw_decode
-        text, base = "", 0  # what is in memory, and where in the file that begins
+        text, base = "", 0  # the part in memory, and where it begins in the file
         at, size, ended = 0, _CHUNK, False
         opened = False
         while True:
@@ -245,7 +245,7 @@ def find(given: Sequence[str], hub: Hub | None, set_name: str, fetch: Fetch | No
 
 
 def download(hub: Hub, fetch: Fetch | None = None) -> list[Path]:
-    """The data set's files, from the hub or from its cache on this machine. Raises BadInput with what to do.
+    """Returns the data set's files, from the hub or from its cache on this machine. Raises BadInput with what to do.
 
     fetch: what downloads, huggingface_hub.snapshot_download where it is None.
     """
@@ -263,7 +263,7 @@ def download(hub: Hub, fetch: Fetch | None = None) -> list[Path]:
     except errors.RepositoryNotFoundError as error:
         fix = f"correct the id; or set HF_TOKEN, if the data set is private; or {local}"
         raise BadInput(f"source: the hub has no data set {hub.id} for this account. Fix: {fix}") from error
-    except Exception as error:  # of several libraries: no network, a full disk, a hub that is down
+    except Exception as error:  # several libraries raise their own: no network, a full disk, a hub that is down
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise BadInput(f"source: {hub.id} cannot be had from the hub ({cause}). Fix: {local}") from error
     paths = hub.found_in(Path(folder))

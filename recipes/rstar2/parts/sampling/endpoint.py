@@ -27,7 +27,7 @@ PARSES = "vllm serve ... --enable-auto-tool-choice --tool-call-parser hermes"
 class EndpointFailed(RuntimeError):
     """The server cannot be talked to; the message says why and what to do, in one line.
 
-    status: of the HTTP answer that says so; None where there is none.
+    status: the HTTP answer's; None without an answer.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -63,9 +63,9 @@ class OnEndpoint:
     """Holds a conversation with the model of a server.
 
     tools: schemas (`engine.tools.python_tool.schema`); none: what the model calls is the server's business.
-    max_tokens: of the whole conversation; None: what the server has room for. template_arguments: of the server's chat
-    template. stream: text is shown as it comes, at a cost for each piece of it. seed: of the first turn; those that
-    follow count up from it.
+    max_tokens: bounds the whole conversation; None: what the server has room for. template_arguments: arguments of the
+    server's chat template. stream: text is shown as it comes, at a cost for each piece of it. seed: seeds the first
+    turn; the next ones count up from it.
     """
 
     client: AsyncOpenAI
@@ -88,9 +88,9 @@ class OnEndpoint:
         self.messages.append({"role": "user", "content": text})
 
     def hear_replies(self, replies: list[str]) -> None:
-        said = self.messages[-1]
-        said["tool_calls"] = said["tool_calls"][: len(replies)]  # each that stands there must have a reply
-        for call, reply in zip(said["tool_calls"], replies, strict=True):
+        message = self.messages[-1]
+        message["tool_calls"] = message["tool_calls"][: len(replies)]  # each call in a message must have a reply
+        for call, reply in zip(message["tool_calls"], replies, strict=True):
             self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": reply})
 
     async def say(self, show: Show) -> Said:

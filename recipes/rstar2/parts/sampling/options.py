@@ -91,7 +91,7 @@ def check_positions(checkpoint: Path, max_tokens: int, option: str = "max_tokens
         fields = json.loads((checkpoint / "config.json").read_bytes())
         longest = fields.get("text_config", fields).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):
-        return  # said elsewhere
+        return  # loading the checkpoint reports it
     if isinstance(longest, int) and max_tokens + BLOCK > longest:
         raise ValueError(
             f"{option}={max_tokens} (prompt and response) exceeds what {str(checkpoint)!r} can read: "

@@ -1,4 +1,4 @@
-"""Opens the folder of a job that goes on where it stopped, and hashes what decides its rows."""
+"""Opens the folder of a job that can be resumed, and hashes what decides its rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def open_output(folder: Path, identity: Identity) -> None:
     path = folder / "config.json"
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
-        if not any(rows.stat().st_size for rows in folder.glob("*.jsonl")):  # of a job that failed before its first row
+        if not any(rows.stat().st_size for rows in folder.glob("*.jsonl")):  # no job has written a row
             write_whole(path, [msgspec.json.format(msgspec.json.encode(identity.values), indent=2), b"\n"])
             return
     try:

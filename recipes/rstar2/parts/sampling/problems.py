@@ -28,7 +28,7 @@ from engine.telemetry.timeline import Timeline
 from engine.types import Boundary, Prompt, Trajectory
 from recipes.rstar2.parts.sampling.rows import Row, RowFile
 
-TRIES = 3  # of a sample that our infrastructure failed
+TRIES = 3  # tries of a sample that our infrastructure failed
 GRADERS = 8  # trajectories graded at once; the others wait, which no deadline of a grade covers
 
 

@@ -44,7 +44,7 @@ STATELESS_PARAMETERS: Mapping[str, Any] = {
 }
 STATEFUL_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {"code": _CODE}, "required": ["code"]}
 PROMPT_TOKENS = 2048  # the longest prompt in the release; the report does not say
-DEADLINE_S = 3600.0  # of a trajectory: what ends it is its tokens and turns
+DEADLINE_S = 3600.0  # far beyond a trajectory's time: tokens and turns end it
 
 ProtocolName = Literal["report", "release", "none"]
 """none: the checkpoint's own chat template and a tool named python, with the report's values for all else."""
@@ -60,13 +60,13 @@ class Protocol:
 
     name: str
     tool_name: str
-    """Of the tool that runs each call by itself. It must be the one that the checkpoint was trained with."""
+    """Name of the tool that runs each call by itself. It must be the one that the checkpoint was trained with."""
     stateful_tool_name: str
-    """Of the tool whose calls share their variables."""
+    """Name of the tool whose calls share their variables."""
     calls_per_turn: int | None
     """Later calls of a turn are dropped without a reply; None: no limit."""
     reply_chars: int
-    """Of a tool's output, which is cut in the middle."""
+    """The most that the model reads of a tool's output, which is cut in the middle."""
     cut: Cut
     feedback: Feedback
     """What the model is told of a call."""

@@ -124,14 +124,14 @@ class RemoteRollouts:
         async with AsyncExitStack() as opened:
             tool = self._tool if callable(self._tool) else await opened.enter_async_context(self._tool.open())
             while True:
-                said = await speaker.say(_ignore)
+                reply = await speaker.say(_ignore)
                 text = speaker.messages[-1]["content"]
-                calls = said.calls or _malformed(text)
+                calls = reply.calls or _malformed(text)
                 uses = await self._answer(tool, calls)
-                so_far.add(speaker.sampled[-1], _whole_text(text, calls), uses, truncated=not said.whole)
-                if not said.whole:
+                so_far.add(speaker.sampled[-1], _whole_text(text, calls), uses, truncated=not reply.whole)
+                if not reply.whole:
                     return StopReason.LENGTH
-                if not said.calls:
+                if not reply.calls:
                     return StopReason.ANSWER
                 if len(so_far.turns) == self._budget.max_turns:
                     return StopReason.TURNS
@@ -175,11 +175,11 @@ def schemas(tool: Tool | StatefulTool | None) -> list[dict[str, Any]]:
 
 async def _ask_agent(speaker: OnEndpoint, so_far: _SoFar) -> StopReason:
     """Sends one request to a server that runs the calls. A server that runs none is taken as a model without tools."""
-    said = await speaker.say(_ignore)
+    reply = await speaker.say(_ignore)
     trace = speaker.trace
     if trace is None:
-        so_far.add(speaker.sampled[-1], speaker.messages[-1]["content"], [], truncated=not said.whole)
-        return StopReason.ANSWER if said.whole else StopReason.LENGTH
+        so_far.add(speaker.sampled[-1], speaker.messages[-1]["content"], [], truncated=not reply.whole)
+        return StopReason.ANSWER if reply.whole else StopReason.LENGTH
     stop = StopReason(trace["stop"])
     for turn in trace["turns"]:
         so_far.add(turn["tokens"], turn["text"], [_traced(call) for call in turn["calls"]], truncated=False)

@@ -101,7 +101,7 @@ class RowFile:
                     ) from error
 
     async def add(self, row: Row) -> None:
-        """The row is on the disk when this returns."""
+        """Adds a row, which is on the disk when this returns."""
         with writing(self.path):
             append(self._file, msgspec.json.encode(row) + b"\n")
             await asyncio.to_thread(os.fsync, self._file)

@@ -62,7 +62,7 @@ def open_stage(path: Path, identity: Identity, steps: int) -> RunFolder:
     """
     folder = RunFolder.open(path.parent, path.name, identity, steps=steps)
     if folder.path != path:
-        with folder:  # which was made now, and goes
+        with folder:  # leaving it deletes this folder, which was made just now
             raise BadInput(f"{path} is written by another process. Fix: wait for it, or give another name=")
     return folder
 

@@ -38,7 +38,7 @@ class Values:
     learner: LearnerConfig
 
 
-# What the report says (arXiv 2508.20722). Not in it: weight decay, gradient clipping, minibatches (one, as in the
+# The report's values (arXiv 2508.20722). It does not give weight decay, gradient clipping, minibatches (one, as in the
 # release) and how often it evaluates.
 REPORT = Values(
     stages=(
@@ -58,7 +58,7 @@ REPORT = Values(
         loss=PpoClip(clip_low=0.2, clip_high=0.28, dual_clip=None, aggregate="token"),
     ),
 )
-# What its published script says, and verl's defaults where it is silent.
+# The values of its published script, and verl's defaults where it is silent.
 RELEASE = Values(
     stages=(Stage(response_tokens=8 * 1024, turns=5, steps=200),),
     prompts_per_step=128,

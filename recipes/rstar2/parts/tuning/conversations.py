@@ -39,7 +39,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """where: file and row as text, for a message. tools: the schemas that are shown."""
+    """A conversation to learn from. where: its file and row, for messages. tools: the schemas that are shown."""
 
     where: _Where
     messages: Sequence[Mapping[str, Any]]
@@ -157,13 +157,13 @@ class Renderer:
             raise self._unusable(error) from error
         self.plain = self.problems
         if self.problems.prefill:
-            with suppress(TemplateError):  # of a template that has no such variable
+            with suppress(TemplateError):  # the template may have no such variable
                 self.plain = ChatTemplate.load(model, ChatConfig(template_arguments={"reason": False}))
 
     def chat(self, conversation: Conversation) -> ChatTemplate:
         prefill = self.problems.prefill
-        said = [message["content"] for message in conversation.messages if message["role"] == "assistant"]
-        chat = self.problems if any(content.startswith(prefill) for content in said) else self.plain
+        contents = [message["content"] for message in conversation.messages if message["role"] == "assistant"]
+        chat = self.problems if any(content.startswith(prefill) for content in contents) else self.plain
         try:
             return chat.showing(conversation.tools) if conversation.tools else chat
         except TemplateError as error:
@@ -248,7 +248,7 @@ class Lengths:
         self._lengths = np.zeros(len(conversations), np.int32)
         files = [*conversations.paths, *sorted(model.glob("*token*")), *sorted(model.glob("*.jinja"))]
         marks = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        self._mark = zlib.crc32(json.dumps(marks).encode()) & 0x7FFFFFFF  # of these files and this tokenizer
+        self._mark = zlib.crc32(json.dumps(marks).encode()) & 0x7FFFFFFF  # identifies these files and this tokenizer
 
     def read(self) -> NDArray[np.int32] | None:
         """Returns what `write` wrote, or None where there is nothing, or counts of other files or another tokenizer."""

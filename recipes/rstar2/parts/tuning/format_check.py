@@ -23,7 +23,7 @@ KV_BLOCKS = 1024  # on the CPU; longer sequences get more
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A prompt whose answer should begin with a call. id: of no other. tools: the names of those that it shows."""
+    """A prompt whose answer should begin with a call. id: no other prompt has it. tools: names of those it shows."""
 
     id: str
     prompt_ids: list[int]
@@ -44,8 +44,7 @@ class Reply:
 
 def shares(replies: Sequence[Reply]) -> dict[str, float]:
     """Returns shares of the replies: those with a call that could be run, with a malformed one, with a call of a tool
-    that is
-    not there, and those that did not end by themselves.
+    that does not exist, and those that did not end by themselves.
     """
     n = len(replies)
     return {
@@ -116,7 +115,7 @@ async def ask(
     text = chat.decode(ids)
     parser = ToolCallParser()
     parsed = list(parser.feed(text))
-    if finish == "stop":  # else what is open at the end was cut off, which is not the model's form
+    if finish == "stop":  # otherwise a call that is open at the end was cut off, which says nothing about the model
         parsed += parser.finish()
     calls = [each for each in parsed if isinstance(each, ToolCall)]
     known = [call for call in calls if call.name in question.tools]

@@ -123,7 +123,7 @@ def _note(metrics: Mapping[str, float]) -> str:
     return "  ".join(parts)
 
 
-# Of a summary, with what they are called.
+# Figures of a summary, with their titles.
 CHANGES = {
     "held_out_loss": "held-out loss per learnt token",
     "tool_calls": "held-out replies with a tool call",

@@ -155,3 +155,18 @@ def test_steps_that_are_not_there_are_one_line_and_exit_code_2(tmp_path, capsys,
 def test_a_folder_without_a_record_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["nowhere/x.json", "/dev/null", "."])
+def test_an_output_that_is_no_place_for_a_file_is_refused_and_harms_nothing(tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(tmp_path)
+    write_recorded_run(tmp_path / "run", steps=1)
+    assert main(["run", f"output={output}"]) == 2
+    assert f"output={output}" in capsys.readouterr().err
+
+
+def test_a_file_beside_the_output_is_left_alone(tmp_path):
+    write_recorded_run(tmp_path / "run", steps=1)
+    (tmp_path / "t.draft").write_text("mine")
+    assert main([str(tmp_path / "run"), f"output={tmp_path / 't.json'}"]) == 0
+    assert (tmp_path / "t.draft").read_text() == "mine"

@@ -213,7 +213,7 @@ def test_a_run_is_resumed_although_others_came_between(tmp_path):
 def test_a_run_that_fails_while_it_is_resumed_loses_nothing(tmp_path):
     """Nor does one that goes on from before all that it has measured: its journal is there still."""
     begin(tmp_path)
-    (tmp_path / "run" / "metrics.draft").symlink_to("/dev/full")
+    (tmp_path / "run" / ".metrics.jsonl.draft").symlink_to("/dev/full")
     with pytest.raises(CannotWrite, match="cannot write"), RunFolder.open(tmp_path, "run", Identity(CONFIG)) as run:
         run.resume(2)
     with pytest.raises(ZeroDivisionError), RunFolder.open(tmp_path, "run", Identity(CONFIG)) as run:
