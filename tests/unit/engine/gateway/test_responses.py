@@ -216,7 +216,7 @@ def as_compared(message):
     return NormalizedMessage.of(plain)
 
 
-@examples(150)
+@examples(60, search=500)
 @given(end=TURNS)
 def test_the_items_of_a_turn_come_back_as_its_message(end):
     response = json.loads(msgspec.json.encode(a_reply().whole(end)))
@@ -225,7 +225,7 @@ def test_the_items_of_a_turn_come_back_as_its_message(end):
     assert (response["status"] == "incomplete") == (end.reason == "length")
 
 
-@examples(150)
+@examples(60, search=500)
 @given(end=TURNS, cut=st.integers(1, 9))
 def test_a_stream_is_the_same_response_in_openais_order(end, cut):
     events = events_of(a_reply(), end, cut)
@@ -303,7 +303,7 @@ TEXT = st.text(max_size=6) | st.sampled_from(["", "hi", "msg_1", "add", "c1"])
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.sampled_from([0, 1, -1, 0.5, 1 << 64, 10**40]) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=6,
+    max_leaves=4,
 )
 CALL_KINDS = ["function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"]
 OTHER_KINDS = ["message", "reasoning", "item_reference", "input_text", "output_text", "refusal"]
@@ -318,9 +318,10 @@ def some(inner):
     return st.fixed_dictionaries({}, optional={"type": KINDS | ANYTHING, **values})
 
 
-OBJECTS = st.recursive(ANYTHING, lambda inner: some(inner) | st.lists(some(inner), max_size=3), max_leaves=8)
+INNER = some(ANYTHING)
+OBJECTS = some(ANYTHING | INNER | st.lists(INNER, max_size=2)) | ANYTHING
 BODIES = st.fixed_dictionaries(
-    {"input": OBJECTS | TEXT},
+    {"input": st.lists(OBJECTS, max_size=3) | OBJECTS | TEXT},
     optional={
         "tools": st.lists(OBJECTS, max_size=3) | ANYTHING,
         "instructions": TEXT | ANYTHING,
@@ -338,7 +339,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@examples(300)
+@examples(60, search=2000)
 @given(body=BODIES)
 def test_whatever_a_body_holds_it_is_a_request_or_refused(body):
     kept = KeptResponses(4)
