@@ -187,7 +187,7 @@ class Fleet:
         (None: all) are the group's. The caller then calls `turn_finished` (it goes on) or `trajectory_ended`. Waits for
         a place inside `waiting()`. decisions: gets those about this turn as they are made. Raises ReplicaDied when none
         will come, Superseded when the trajectory must begin again (`FleetConfig.on_update`): the caller calls
-        `trajectory_ended` first. Raises DeadlyTurn when a second replica dies under it.
+        `trajectory_ended` first. Raises DeadlyTurn when a second replica dies under it, and GrammarRefused.
         """
         size = len(token_ids)
         produced: list[int] = []
@@ -259,9 +259,7 @@ class Fleet:
                     if early or self._version_of(key) != version or list(delta.token_ids[: len(again)]) != again:
                         raise _Diverged
                 new = replace(
-                    delta,
-                    token_ids=delta.token_ids[len(again) :],
-                    logprobs=delta.logprobs[len(again) :],
+                    delta.without_first(len(again)),
                     spans=[(number, max(begin, given), end) for number, begin, end in delta.spans if end > given],
                 )
                 if new.token_ids or new.finish is not None:
@@ -458,8 +456,13 @@ class Fleet:
 
 
 def _rest(sampling: Sampling, produced: int) -> Sampling:
-    """What is left of a turn after `produced` tokens."""
+    """What is left of a turn after `produced` tokens, which its grammar has taken already."""
     if not produced:
         return sampling
     seed = None if sampling.seed is None else (sampling.seed + produced) % SEEDS
-    return replace(sampling, max_tokens=sampling.max_tokens - produced, seed=seed)
+    return replace(
+        sampling,
+        max_tokens=sampling.max_tokens - produced,
+        seed=seed,
+        grammar_tokens=0 if sampling.grammar is None else sampling.grammar_tokens + produced,
+    )

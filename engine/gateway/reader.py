@@ -18,7 +18,7 @@ from dataclasses import replace
 from engine.gateway.lineage import CalledTool, is_malformed
 from engine.gateway.requests import Call, Event, Text
 from engine.replica.port import Delta
-from engine.rollout.chat_template import ChatTemplate, Message
+from engine.rollout.chat_template import THOUGHT, ChatTemplate, Message
 from engine.rollout.tool_call_parser import OPEN, MalformedCall, ToolCall, ToolCallParser
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
@@ -26,9 +26,15 @@ _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
 
 class TurnReader:
-    """Reads one turn. seed: determines the ids of its calls. calls: whether tools are offered; if not, all is text."""
+    """Reads one turn.
 
-    def __init__(self, chat: ChatTemplate, seed: str, *, calls: bool, stops: Sequence[str] = ()) -> None:
+    seed: determines the ids of its calls. calls: whether tools are offered; if not, all is text. hide_thought: whether
+    the client gets the text without a thought at its beginning, because it reads the text as JSON.
+    """
+
+    def __init__(
+        self, chat: ChatTemplate, seed: str, *, calls: bool, stops: Sequence[str] = (), hide_thought: bool = False
+    ) -> None:
         self.stop: str | None = None
         """The stop text that ended the turn, if one did."""
         self.calls: list[Call] = []
@@ -43,7 +49,8 @@ class TurnReader:
         self._ids: list[int] = []
         self._end_token = False
         self._text = ""  # decoded so far, up to a stop text
-        self._sent = 0  # characters that the client has
+        self._start: int | None = None if hide_thought else 0  # where the client's text begins; None: not known yet
+        self._sent = 0  # up to where the client has the text
         self._opened: int | None = None  # where the first call begins
 
     def read(self, delta: Delta, now: float) -> tuple[Delta, list[Event]]:
@@ -57,9 +64,7 @@ class TurnReader:
                 self._text += self._stream.step([token])
                 if self._stopped(before):
                     kept = at + 1
-                    delta = replace(
-                        delta, token_ids=delta.token_ids[:kept], logprobs=delta.logprobs[:kept], finish="stop"
-                    )
+                    delta = replace(delta.up_to(kept), finish="stop")
                     self._end_token = False
                     break
         elif content:
@@ -79,6 +84,9 @@ class TurnReader:
             events += [call for each in parsed for call in self._call(each, now)]
             if self._opened is None and OPEN in self._text:
                 self._opened = self._text.index(OPEN)
+        self._find_start()
+        if self._start is None:  # all of it is a thought
+            self._start = self._sent = len(self._text)
         end = len(self._text) if not self.calls or self._opened is None else self._opened
         text = self._text[self._sent : end]
         if self.calls:
@@ -95,7 +103,7 @@ class TurnReader:
 
     def message(self) -> Message:
         """Returns the assistant's message that the client is expected to send back."""
-        message: dict[str, object] = {"role": "assistant", "content": self._text[: self._sent]}
+        message: dict[str, object] = {"role": "assistant", "content": self._text[self._start or 0 : self._sent]}
         if self.calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -128,12 +136,21 @@ class TurnReader:
     def _visible(self) -> int:
         """Returns where the visible text ends: before the start of a mark and the white space in front of it."""
         text = self._text
+        self._find_start()
+        if self._start is None:
+            return 0
         if self._opened is not None:
             end = self._opened
         else:
             held = max((_overlap(text, mark) for mark in self._marks), default=0) if self.stop is None else 0
             end = len(text) - held
         return len(text[:end].rstrip()) if self._parser is not None else end
+
+    def _find_start(self) -> None:
+        """Looks for the end of the thought, if that is to be hidden and was not found yet."""
+        if self._start is None:
+            self._start = after_thought(self._text, begun=self._chat.thoughts == "begun")
+            self._sent = self._start or 0
 
     def _call(self, parsed: ToolCall | MalformedCall, now: float) -> list[Call]:
         """Notes a call and returns it as the client gets it; returns nothing for a call without a name."""
@@ -160,6 +177,23 @@ class TurnReader:
             return []
         self.calls.append(Call(index=index, id=call_id, name=name, arguments=arguments))
         return self.calls[-1:]
+
+
+def after_thought(text: str, *, begun: bool) -> int | None:
+    """Returns where the text after a thought begins; None if that is not known yet.
+
+    begun: whether the text begins within a thought.
+
+    >>> [after_thought(text, begun=False) for text in ("<th", "<think>a", "<think>a</think>\\n{", "{")]
+    [None, None, 17, 0]
+    """
+    begin, end = THOUGHT
+    start = text.lstrip()
+    if not begun and not start.startswith(begin):
+        return None if begin.startswith(start) else 0
+    at = text.find(end)
+    rest = text[at + len(end) :].lstrip()
+    return len(text) - len(rest) if at >= 0 and rest else None
 
 
 def _raw_arguments(text: str) -> str:

@@ -2,6 +2,7 @@
 
 Invariants
 - A turn that was sampled to its end is in one lineage. An unfinished one leaves nothing there and counts as waste.
+- A turn of a request with a constraint obeys its grammar; the tokens that the grammar decided about are not trained.
 - A client can send a turn back as it got it, and the next request is recognised.
 - Closing a generator early aborts its request, which frees its KV blocks.
 - With `SessionRules.fixed`, the n-th turn of the first lineage is sampled like the n-th turn of one of our rollouts.
@@ -16,12 +17,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.fleet.fleet import Fleet, Superseded
+from engine.gateway.grammar import grammar_of
 from engine.gateway.lineage import Chats, Lineage, Lineages, Opened, SampledTurn
 from engine.gateway.reader import TurnReader
 from engine.gateway.requests import (
     BadRequest,
     Begun,
     ChatRequest,
+    Constraint,
     Event,
     Finished,
     FinishReason,
@@ -30,7 +33,7 @@ from engine.gateway.requests import (
     TextRequest,
     TooLong,
 )
-from engine.replica.port import Delta, ReplicaDied, Sampling
+from engine.replica.port import Delta, GrammarRefused, ReplicaDied, Sampling
 from engine.rollout.chat_template import TemplateError
 from engine.rollout.rollout import derive_seed
 from engine.telemetry.timeline import Timeline
@@ -87,6 +90,10 @@ class Counts:
     """Requests whose temperature, top_p or seed the rules did not follow."""
     renamed: int = 0
     """Requests for another model, which the session's model answered."""
+    constrained: int = 0
+    """Requests whose turn had to be a call, or JSON."""
+    forced_tokens: int = 0
+    """Sampled tokens that a grammar decided about, which are not trained."""
     refused: int = 0
     """Requests that were answered with a client error (a status of 400 to 499), except those beyond a budget."""
 
@@ -144,10 +151,16 @@ class Session:
                 raise BadRequest("messages", str(error)) from error
             lineage = opened.lineage
             seed = f"{self.rules.prompt_id or self.key}/{self.rules.sample}/{lineage.number}/{lineage.turn_number}"
-            stops = request.overrides.stop
-            return opened, TurnReader(lineage.chat, seed, calls=bool(request.tools), stops=stops)
+            reader = TurnReader(
+                lineage.chat,
+                seed,
+                calls=bool(request.tools),
+                stops=request.overrides.stop,
+                hide_thought=request.constraint is not None and request.constraint.schema is not None,
+            )
+            return opened, reader
 
-        return self._turn(open_chat, request.overrides, stream=stream)
+        return self._turn(open_chat, request.overrides, request.constraint, stream=stream)
 
     def complete(self, request: TextRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
         """Continues the tokens of a request; otherwise like `chat`."""
@@ -161,10 +174,15 @@ class Session:
             reader = TurnReader(self._chat, self.key, calls=False, stops=request.overrides.stop)
             return self._lineages.open_text(request.prompt_ids), reader
 
-        return self._turn(open_text, request.overrides, stream=stream)
+        return self._turn(open_text, request.overrides, None, stream=stream)
 
     async def _turn(
-        self, begin: Callable[[], tuple[Opened, TurnReader]], overrides: SamplingOverrides, *, stream: bool
+        self,
+        begin: Callable[[], tuple[Opened, TurnReader]],
+        overrides: SamplingOverrides,
+        constraint: Constraint | None,
+        *,
+        stream: bool,
     ) -> AsyncGenerator[Event, None]:
         opened, reader = begin()
         lineage, deltas, closed = opened.lineage, list[Delta](), False
@@ -173,8 +191,9 @@ class Session:
         task = asyncio.current_task()
         assert task is not None
         try:
-            sampling = self._sampling(opened, overrides, stream=stream)
+            sampling = self._sampling(opened, overrides, constraint, stream=stream)
             self._count(opened, overrides)
+            self.count_up(constrained=constraint is not None)
             lane = self._timeline.lanes["trajectories"].take()
             self.in_flight += 1
             self._running.add(task)
@@ -214,7 +233,8 @@ class Session:
             closed = True
             self.turns += 1
             self._last = lineage
-            self.count_up(cached_tokens=turn.cached_tokens, sampled_tokens=turn.end - turn.start)
+            forced = sum(sum(delta.forced) for delta in deltas)
+            self.count_up(cached_tokens=turn.cached_tokens, sampled_tokens=turn.end - turn.start, forced_tokens=forced)
             if self._closed:
                 self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
             else:
@@ -231,6 +251,9 @@ class Session:
         except (ReplicaDied, Superseded) as error:
             self.failure = error
             raise
+        except GrammarRefused as error:
+            assert constraint is not None
+            raise BadRequest(constraint.field, f"it cannot be enforced: {error}") from error
         finally:
             if lane is not None:
                 self.in_flight -= 1
@@ -246,8 +269,10 @@ class Session:
                     lineage.key = self._fleet.new_key()
                 lineage.busy = False
 
-    def _sampling(self, opened: Opened, overrides: SamplingOverrides, *, stream: bool) -> Sampling:
-        """Returns how a turn is sampled. Raises BadRequest when a budget is used up."""
+    def _sampling(
+        self, opened: Opened, overrides: SamplingOverrides, constraint: Constraint | None, *, stream: bool
+    ) -> Sampling:
+        """Returns how a turn is sampled. Raises BadRequest when a budget is used up, or for an impossible grammar."""
         each = bool(overrides.stop)  # deliver each token: a stop text ends the turn at its last one
         rules, lineage = self.rules, opened.lineage
         if self._closed:
@@ -268,6 +293,7 @@ class Session:
             stop_token_ids=(lineage.chat.end_of_turn,),
             deliver_at=None if each else frozenset(),
             bundle=STREAMED if stream else WHOLE,
+            grammar=None if constraint is None else grammar_of(constraint, lineage.chat.thoughts),
         )
 
     def _seed(self, lineage: Lineage, overrides: SamplingOverrides) -> int | None:

@@ -20,15 +20,28 @@ class SampledLogprobs(LogprobsProcessor):
         self.logprobs.extend(logprobs_lists.logprobs[:, 0].tolist())
 
 
+class LogprobsAndMasses(LogprobsProcessor):
+    """`logprobs` is a list of pairs, one per token: its log-probability and the log-mass of its grammar, as
+    `engine.replica.grammar_mass` has them.
+    """
+
+    def _update_sample_logprobs(self, logprobs_lists: Any) -> None:
+        self.logprobs.extend(map(tuple, logprobs_lists.logprobs[:, :2].tolist()))
+
+
 class Logprobs(LogprobsProcessor):
-    """What vLLM makes for each request, with SampledLogprobs for those that want no more."""
+    """What vLLM makes for each request, with lists of our own for requests of ours."""
 
     @classmethod
     def from_new_request(cls, tokenizer: Any, request: Any) -> Any:
         """`flat_logprobs` says that a request wants vLLM's own containers."""
         parameters = request.sampling_params
-        only_sampled = parameters.num_logprobs == 0 and tokenizer is None and not parameters.flat_logprobs
-        kind: type[LogprobsProcessor] = SampledLogprobs if only_sampled else LogprobsProcessor
+        kind: type[LogprobsProcessor] = LogprobsProcessor
+        if tokenizer is None and not parameters.flat_logprobs:
+            if "grammar" in (parameters.extra_args or {}):
+                kind = LogprobsAndMasses
+            elif parameters.num_logprobs == 0:
+                kind = SampledLogprobs
         return kind.from_new_request(tokenizer, request)
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engine.gateway.http.bodies import decoded_object
+from engine.gateway.http.constraints import anthropic_choice, anthropic_format, constraint_of
 from engine.gateway.http.openai_api import Share, Temperature, Tokens, check_stops, is_neutral
 from engine.gateway.lineage import is_malformed, malformed_text
 from engine.gateway.requests import BadRequest, Begun, Call, ChatRequest, Event, Finished, SamplingOverrides, Text
@@ -20,7 +21,7 @@ from engine.gateway.tool_loop import Answer as AgentAnswer
 from engine.rollout.chat_template import Message
 from engine.rollout.tool_call_messages import decoded_arguments
 
-IGNORED = ("metadata", "service_tier", "thinking", "context_management", "output_config", "betas", "container")
+IGNORED = ("metadata", "service_tier", "thinking", "context_management", "betas", "container")
 BILLING = "x-anthropic-billing-header"
 STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
@@ -34,6 +35,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
     stream: bool = False
     stop_sequences: list[str] | None = None
     temperature: Temperature | None = None
@@ -42,9 +44,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def request(self) -> ChatRequest:
         """Returns the body as a request of the gateway. Raises BadRequest."""
-        kind = (self.tool_choice or {}).get("type", "auto")
-        if kind not in ("auto", "none"):
-            raise BadRequest("tool_choice", f"type must be 'auto' or 'none', got {kind!r}")
+        choice = anthropic_choice(self.tool_choice)
         messages: list[Message] = []
         if system := _system(self.system or "", "system"):
             messages.append({"role": "system", "content": system})
@@ -52,7 +52,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             messages += _messages(message, f"messages[{at}]")
         if not messages:
             raise BadRequest("messages", "must have at least one message")
-        tools = () if kind == "none" else tuple(_tool(tool, at) for at, tool in enumerate(self.tools or ()))
+        tools = () if choice.mode == "none" else tuple(_tool(tool, at) for at, tool in enumerate(self.tools or ()))
         check_stops("stop_sequences", self.stop_sequences or ())
         overrides = SamplingOverrides(
             max_tokens=self.max_tokens,
@@ -60,7 +60,8 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             top_p=self.top_p,
             stop=tuple(stop for stop in self.stop_sequences or () if stop),
         )
-        return ChatRequest(messages=tuple(messages), tools=tools, overrides=overrides)
+        constraint = constraint_of(choice, tools, anthropic_format(self.output_config))
+        return ChatRequest(messages=tuple(messages), tools=tools, constraint=constraint, overrides=overrides)
 
 
 def parse(data: bytes, **defaults: Any) -> MessagesBody:
