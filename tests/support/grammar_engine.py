@@ -1,4 +1,4 @@
-"""An engine that samples under grammars: what it gave, as JSON. The argument, if any: a checkpoint without a tokenizer."""
+"""An engine that samples under grammars: what it gave, as JSON. An argument is a checkpoint without a tokenizer."""
 
 from __future__ import annotations
 
