@@ -20,24 +20,27 @@ from engine.rollout.chat_template import THOUGHT, Thoughts
 from engine.rollout.tool_call_parser import CLOSE, OPEN
 
 MOST_CHARS = 1 << 18  # of a grammar: it is compiled on the machine of the engines
-MOST_REPEATS = 10_000  # that a schema may count: the engine compiles a state for each
+MOST_REPEATS = 2_000  # that a schema may count: the engine compiles a state for each
 DEEPEST = 64  # objects and lists within each other in a schema
-MOST_SPACE = 64  # characters of white space in a row in JSON, so that no model spaces for ever
+MOST_SPACE = 16  # characters of white space in a row in JSON: a small model would space until its tokens end
 SPACE = {"type": "regex", "pattern": r"[ \n]?"}
 COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 UNENFORCED = (
-    "multipleOf",
-    "uniqueItems",
-    "contains",
-    "minContains",
-    "maxContains",
-    "not",
-    "if",
-    "dependentRequired",
-    "dependentSchemas",
-    "unevaluatedItems",
-)
-"""Keywords of JSON Schema that xgrammar reads over."""
+    *("uniqueItems", "contains", "not", "if"),
+    *("dependentRequired", "dependentSchemas", "propertyNames"),
+)  # keywords that xgrammar reads over
+NEEDS_TYPE = (
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minLength", "maxLength", "pattern", "format"),
+)  # keywords that it reads over where no type is given
+FORMATS = {
+    *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "json-pointer", "relative-json-pointer"),
+    *("time", "uri", "uri-reference", "uri-template", "uuid"),
+}  # that it knows; any other is no constraint
+SAYS_NOTHING = {"$comment", "$defs", "$ref", "default", "definitions", "deprecated", "description", "examples", "title"}
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]")
+BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DATA = ("enum", "const", "default", "examples")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -63,12 +66,40 @@ def grammar_of(constraint: Constraint, thoughts: Thoughts) -> str:
 
 
 def unenforced(schema: Mapping[str, Any]) -> str | None:
-    """Returns a keyword of a JSON schema that the grammar would not enforce; None if there is none.
+    """Returns what of a JSON schema xgrammar would not enforce; None if there is nothing. Raises ValueError.
 
-    >>> unenforced({"type": "array", "items": {"type": "integer", "multipleOf": 2}})
+    >>> unenforced({"type": "array", "items": {"type": "number", "multipleOf": 0.5}})
     'multipleOf'
     """
-    return next((word for part in _objects(schema) for word in UNENFORCED if part.get(word)), None)
+    return next((word for part in _schemas(schema) if (word := _unenforced(part))), None)
+
+
+def _unenforced(schema: Mapping[str, Any]) -> str | None:
+    kind, pattern, alls = schema.get("type"), schema.get("pattern"), schema.get("allOf")
+    if word := next((word for word in UNENFORCED if schema.get(word)), None):
+        return word
+    if "multipleOf" in schema and kind != "integer":
+        return "multipleOf"
+    if isinstance(alls, list) and len(alls) > 1:
+        return "allOf"
+    if ("pattern" in schema or "format" in schema) and ("minLength" in schema or "maxLength" in schema):
+        return "a length beside pattern or format"
+    if isinstance(pattern, str) and _LOOKS_AROUND.search(pattern):
+        return "a pattern that looks ahead or behind"
+    if "format" in schema and schema["format"] not in FORMATS:
+        return "format"
+    if "$ref" in schema and (beside := sorted(schema.keys() - SAYS_NOTHING)):
+        return f"{beside[0]} beside $ref"
+    properties, required = schema.get("properties") or {}, schema.get("required")
+    if (
+        isinstance(required, list)
+        and isinstance(properties, Mapping)
+        and any(isinstance(name, str) and name not in properties for name in required)
+    ):
+        return "required of a property that has no schema"
+    if kind is None and (word := next((word for word in NEEDS_TYPE if word in schema), None)):
+        return f"{word} without a type"
+    return None
 
 
 def _thought(thoughts: Thoughts) -> Iterator[Mapping[str, Any]]:
@@ -115,7 +146,7 @@ def _arguments(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _json(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the form of a JSON value. Raises ValueError for a schema that takes the engine too long to compile."""
-    for part in _objects(schema):
+    for part in _schemas(schema):
         for word in COUNTS:
             if isinstance(part.get(word), int) and part[word] > MOST_REPEATS:
                 raise ValueError(f"{word} must be at most {MOST_REPEATS} in an enforced JSON schema, got {part[word]}")
@@ -126,13 +157,17 @@ def _sequence(*elements: Mapping[str, Any]) -> Mapping[str, Any]:
     return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": [*elements]}
 
 
-def _objects(value: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Yields all objects in a JSON value, itself included. Raises ValueError if they are too deep."""
+def _schemas(value: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yields a JSON schema and those in it. Raises ValueError if they are too deep within each other."""
     if depth > DEEPEST:
         raise ValueError(f"a JSON schema may nest objects and lists at most {DEEPEST} deep")
     if isinstance(value, Mapping):
         yield value
-        value = list(value.values())
-    if isinstance(value, list):
+        for word, part in value.items():
+            if word in BY_NAME and isinstance(part, Mapping):
+                part = list(part.values())
+            if word not in DATA:
+                yield from _schemas(part, depth + 1)
+    elif isinstance(value, list):
         for part in value:
-            yield from _objects(part, depth + 1)
+            yield from _schemas(part, depth + 1)

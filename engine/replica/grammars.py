@@ -5,15 +5,19 @@ when the first grammar comes, so that an engine without any pays nothing, and a 
 replica goes on in the middle of its grammar.
 
 Invariants
-- Compiling never stops the engine: it runs in a thread, and the request waits in vLLM's queue for grammars.
+- Compiling never stops the engine: it runs in a thread, and the request waits in vLLM's queue for grammars, at most
+  COMPILE_S. What takes longer goes on in its thread, so that the next grammar may be late too.
 - Whatever is wrong with a grammar, or with the tokenizer, ends that request alone, with the reason.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from threading import Timer
 from typing import Any
 
 from vllm.sampling_params import StructuredOutputsParams, check_json_nesting
@@ -25,6 +29,7 @@ REFUSED = "grammar refused: "
 """How the stop reason of a request begins that was ended for its grammar."""
 _PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")  # of a message in xgrammar's own sources
 MOST_CHARS = 500  # of a reason
+COMPILE_S = 60.0  # of waiting for a grammar, the load of the tokenizer included
 
 
 class Grammars:
@@ -43,7 +48,7 @@ class Grammars:
         so_far = list(request.prompt_token_ids[len(request.prompt_token_ids) - tokens :])
         stops = list(request.sampling_params.all_stop_token_ids)
         waiting = StructuredOutputRequest(params=StructuredOutputsParams(structural_tag=grammar))
-        waiting.grammar = self._thread.submit(self._compiled, grammar, so_far, stops)
+        waiting.grammar = _within(COMPILE_S, self._thread, partial(self._compiled, grammar, so_far, stops))
         request.structured_output_request = waiting
         request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
@@ -68,6 +73,31 @@ class Grammars:
             self._backend = XgrammarBackend(self._config, tokenizer=tokenizer, vocab_size=model.get_vocab_size())
             self._manager.backend = self._backend
         return self._backend
+
+
+def _within(seconds: float, thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Future[Any]:
+    """Returns the result of `work` in a thread, or a TimeoutError if there is none after so many seconds."""
+    found: Future[Any] = Future()
+    late = TimeoutError(f"it is not compiled within {seconds:g} s. Fix: a smaller schema, or fewer tools")
+    timer = Timer(seconds, partial(_settle, found.set_exception, late))
+    timer.daemon = True
+    timer.start()
+
+    def run() -> None:
+        try:
+            settle = partial(_settle, found.set_result, work())
+        except Exception as error:
+            settle = partial(_settle, found.set_exception, error)
+        timer.cancel()
+        settle()
+
+    thread.submit(run)
+    return found
+
+
+def _settle(settle: Callable[[Any], None], value: Any) -> None:
+    with suppress(InvalidStateError):  # the other one was first
+        settle(value)
 
 
 def reason_of(request: Any) -> str | None:

@@ -223,7 +223,7 @@ class Replica:
                             raise GrammarRefused(reason.removeprefix(REFUSED))
                         raise RuntimeError("the engine ended a request that obeys its grammar")
                     total += len(part.token_ids)
-                    logprobs, forced = part.logprobs or [], []
+                    logprobs, forced = part.logprobs or [], list[bool]()
                     if sampling.grammar is not None:
                         logprobs, forced = self._judged(logprobs)
                     now = self.version if adapter is None else version

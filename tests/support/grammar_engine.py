@@ -22,15 +22,15 @@ CODE = {
     "additionalProperties": False,
 }
 PYTHON = {"type": "function", "function": {"name": "python", "parameters": CODE}}
-PERSON = {
+AGE = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
-    "required": ["name", "age"],
+    "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["age"],
     "additionalProperties": False,
 }
 NOWHERE = {"type": "array", "items": {"$ref": "#/$defs/nowhere"}}
 QUESTION = "What is 6 * 7?"
-MOVED = 12  # tokens after which a turn is moved
+MOVED = 5  # tokens after which a turn is moved
 
 
 def constraint(**fields):
@@ -40,7 +40,7 @@ def constraint(**fields):
 GRAMMARS = {
     "call": grammar_of(constraint(tools=(PYTHON,), once=True), "none"),
     "calls": grammar_of(constraint(tools=(PYTHON,)), "none"),
-    "json": grammar_of(constraint(schema=PERSON), "none"),
+    "json": grammar_of(constraint(schema=AGE), "none"),
     "free": None,
 }
 

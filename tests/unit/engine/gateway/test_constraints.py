@@ -125,7 +125,7 @@ def test_anthropics_words(fields, expected):
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"schema": {"type": "integer", "multipleOf": 2}, "strict": True},
+                    "json_schema": {"schema": {"type": "number", "multipleOf": 2}, "strict": True},
                 }
             },
             "multipleOf",

@@ -7,7 +7,7 @@ import xgrammar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.gateway.grammar import MOST_CHARS, MOST_REPEATS, UNENFORCED, grammar_of, unenforced
+from engine.gateway.grammar import MOST_CHARS, MOST_REPEATS, grammar_of, unenforced
 from engine.gateway.requests import BadRequest, Constraint
 from engine.rollout.tool_call_parser import ToolCall, ToolCallParser
 
@@ -146,29 +146,42 @@ def test_a_model_thinks_before_it_obeys(thoughts, text, possible):
     assert accepts(wanting(), text, thoughts) == possible
 
 
-@pytest.mark.parametrize("word", UNENFORCED)
-def test_a_keyword_that_is_not_enforced_is_known(word):
-    schema = {"type": "array", "items": {"anyOf": [{"type": "integer", word: 3}]}}
-    assert unenforced(schema) == word
-    assert unenforced({"type": "array", "items": {"type": "integer", word: False}}) is None
-
-
-VALUES = {  # for each keyword: a schema with it, and a value of that type that it forbids
-    "multipleOf": ({"type": "integer", "multipleOf": 2}, "3"),
-    "uniqueItems": ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "[1, 1]"),
-    "contains": ({"type": "array", "items": {"type": "integer"}, "contains": {"const": 5}}, "[1]"),
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
+TWO = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+READ_OVER = {  # what the refusal names: a schema with it, and a value that the schema forbids
+    "multipleOf": ({"type": "number", "multipleOf": 0.5}, "0.3"),
+    "uniqueItems": ({**INTEGERS, "uniqueItems": True}, "[1, 1]"),
+    "contains": ({**INTEGERS, "contains": {"const": 5}}, "[1]"),
     "not": ({"type": "integer", "not": {"const": 3}}, "3"),
     "if": ({"type": "integer", "if": {"const": 3}, "then": False}, "3"),
-    "dependentRequired": ({"type": "object", "dependentRequired": {"a": ["b"]}}, '{"a": 1}'),
+    "dependentRequired": ({**TWO, "dependentRequired": {"a": ["b"]}}, '{"a": 1}'),
+    "dependentSchemas": ({**TWO, "dependentSchemas": {"a": {"required": ["b"]}}}, '{"a": 1}'),
+    "propertyNames": ({**TWO, "propertyNames": {"pattern": "^a", "type": "string"}}, '{"b": 1}'),
+    "required of a property that has no schema": ({"type": "object", "required": ["a"]}, "{}"),
+    "allOf": ({"allOf": [{"type": "string"}, {"enum": ["yes", "no"]}]}, '"maybe"'),
+    "a length beside pattern or format": ({"type": "string", "pattern": "^a+$", "maxLength": 2}, '"aaa"'),
+    "a pattern that looks ahead or behind": ({"type": "string", "pattern": "^(?!a).*$"}, '"a"'),
+    "format": ({"type": "string", "format": "weird"}, '"x"'),
+    "maximum beside $ref": ({"$ref": "#/$defs/x", "maximum": 3, "$defs": {"x": {"type": "integer"}}}, "9"),
+    "minimum without a type": ({"minimum": 3}, "1"),
 }
 
 
-@pytest.mark.parametrize("word", VALUES)
-def test_the_keywords_are_really_not_enforced(word):
-    """Once xgrammar enforces one, it need not be refused any more."""
-    schema, forbidden = VALUES[word]
-    assert word in UNENFORCED
+@pytest.mark.parametrize("word", READ_OVER)
+def test_what_is_not_enforced_is_known_wherever_it_is(word):
+    """Once xgrammar enforces it, it need not be refused any more."""
+    schema, forbidden = READ_OVER[word]
     assert accepts(Constraint(field="response_format", schema=schema), forbidden)
+    whole = {"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, schema]}}}
+    assert unenforced(whole) == word
+
+
+def test_names_of_properties_and_values_are_no_keywords():
+    names = {name: {"type": "string"} for name in ("not", "if", "format", "contains", "pattern")}
+    schema = {"type": "object", "properties": names, "default": {"not": 1}, "enum": [{"if": 1}]}
+    assert unenforced(schema) is None
+    assert unenforced({**INTEGERS, "uniqueItems": False}) is None
+    assert unenforced({"$ref": "#/$defs/x", "description": "It.", "$defs": {"x": {"type": "integer"}}}) is None
 
 
 ENFORCED = {
@@ -179,6 +192,13 @@ ENFORCED = {
     "maxLength": ({"type": "string", "maxLength": 2}, '"ab"', '"abc"'),
     "minItems": ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, "[1, 2]", "[1]"),
     "maximum": ({"type": "integer", "minimum": 1, "maximum": 12}, "12", "13"),
+    "multipleOf": ({"type": "integer", "multipleOf": 2}, "4", "3"),
+    "format": ({"type": "string", "format": "email"}, '"a@b.org"', '"x"'),
+    "minProperties": (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2},
+        '{"a": 1, "b": 2}',
+        "{}",
+    ),
     "ref": ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "boolean"}}}, "true", "1"),
 }
 
@@ -189,6 +209,7 @@ def test_what_clients_write_into_schemas_is_enforced(word):
     constraint = Constraint(field="response_format", schema=schema)
     assert accepts(constraint, good)
     assert not accepts(constraint, bad)
+    assert unenforced(schema) is None
 
 
 def nested(depth):
@@ -237,6 +258,8 @@ def test_whatever_a_request_holds_gives_a_grammar_or_a_refusal(name, schema, par
     tools = (tool(name, parameters),)
     constraint = Constraint(field="tool_choice", tools=tools, schema=schema)
     try:
+        if schema is not None:
+            unenforced(schema)
         text = grammar_of(constraint, thoughts)
     except BadRequest:
         return
