@@ -1,0 +1,27 @@
+import dspy
+from cases import MODEL, case, main, python
+
+
+def lm():
+    return dspy.LM(f"openai/{MODEL}", cache=False)
+
+
+@case
+def predict(question):
+    with dspy.context(lm=lm()):
+        return dspy.Predict("question -> answer")(question=question).answer
+
+
+@case
+def thought(question):
+    with dspy.context(lm=lm(), adapter=dspy.JSONAdapter()):
+        return dspy.ChainOfThought("question -> answer: int")(question=question).answer
+
+
+@case
+def react(question):
+    with dspy.context(lm=lm()):
+        return dspy.ReAct("question -> answer: int", tools=[python])(question=question).answer
+
+
+main()
