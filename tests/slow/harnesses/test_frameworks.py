@@ -36,8 +36,15 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
+    """agents: the same for coroutines that get an endpoint, three at once in the process."""
+
     script: str
     cases: dict[str, Case]
+    agents: dict[str, Case]
+
+    @property
+    def all_cases(self) -> dict[str, Case]:
+        return self.cases | {f"{name}_{number}": case for name, case in self.agents.items() for number in range(3)}
 
 
 def uses_tool(answer=SAYS):
@@ -68,6 +75,7 @@ CLIENTS = {
             "stream_claude": typed(SAYS, SAYS),
             "runner": uses_tool(),
         },
+        agents={"coroutine": typed(SAYS, SAYS), "coroutine_claude": typed(SAYS, SAYS)},
     ),
     "openai-agents": Client(
         script="openai_agents.py",
@@ -79,6 +87,7 @@ CLIENTS = {
             "handoff": Case(turns=(call("transfer_to_expert"), SAYS), answer=["expert", SAYS], lineages=2),
             "memory": Case(turns=("Yes.", SAYS), answer=SAYS),
         },
+        agents={"coroutine": uses_tool()},
     ),
     "pydantic-ai": Client(
         script="pydantic_ai_agents.py",
@@ -94,6 +103,7 @@ CLIENTS = {
             "prompted": typed(),
             "corrected": Case(turns=(call("python", cod="6"), *USES_TOOL), answer=SAYS),
         },
+        agents={"coroutine": uses_tool()},
     ),
     "langgraph": Client(
         script="langgraph_agents.py",
@@ -108,6 +118,7 @@ CLIENTS = {
             "typed_by_call": typed(call("Number", value=42)),
             "typed_claude": typed(call("Number", value=42)),
         },
+        agents={"coroutine": uses_tool(), "coroutine_claude": uses_tool()},
     ),
     "smolagents": Client(
         script="smolagents_agents.py",
@@ -117,6 +128,7 @@ CLIENTS = {
             "stream": Case(turns=(COUNTS, CODE), answer=42, lineages=2),
             "structured": Case(turns=(json.dumps({"thought": "I know.", "code": "final_answer(42)"}),), answer=42),
         },
+        agents={"coroutine": Case(turns=(RUNS, call("final_answer", answer="42")), answer="42", lineages=2)},
     ),
     "instructor": Client(
         script="instructor_answers.py",
@@ -130,6 +142,7 @@ CLIENTS = {
             "retried": Case(turns=(call("Number", value=4), call("Number", value=42)), answer=42),
             "stream": typed(call("PartialNumber", value=42)),
         },
+        agents={"coroutine": typed(call("Number", value=42))},
     ),
     "litellm": Client(
         script="litellm_calls.py",
@@ -141,6 +154,7 @@ CLIENTS = {
             "responses": typed(SAYS, SAYS),
             "overflow": Case(turns=(), answer=["ContextWindowExceededError"] * 3, lineages=0),
         },
+        agents={"coroutine": typed(SAYS, SAYS)},
     ),
     "dspy": Client(
         script="dspy_programs.py",
@@ -157,15 +171,17 @@ CLIENTS = {
                 lineages=3,
             ),
         },
+        agents={"coroutine": typed(fields(reasoning="I multiply.", answer="42"))},
     ),
     "inspect-ai": Client(
         script="inspect_evals.py",
         cases={
             "tools": Case(turns=USES_TOOL, answer=1.0, lineages=2, unasked=1),
             "claude": uses_tool(1.0),
-            "agent": Case(turns=(RUNS, call("submit", answer="42")), answer=1.0),
+            "loop": Case(turns=(RUNS, call("submit", answer="42")), answer=1.0),
             "typed": typed(NUMBER, 1.0),
         },
+        agents={"coroutine": typed(SAYS, SAYS)},
     ),
 }
 
@@ -178,9 +194,9 @@ def environment_of(name):
 async def test_a_framework_gets_what_the_model_said_and_its_tokens_are_kept(name, tmp_path):
     client = CLIENTS[name]
     environment = environment_of(name)
-    async with answering({case: wanted.turns for case, wanted in client.cases.items()}) as node:
+    async with answering({case: wanted.turns for case, wanted in client.all_cases.items()}) as node:
         answers = await said_by(environment, SCRIPTS / client.script, node, tmp_path)
-        for case, wanted in client.cases.items():
+        for case, wanted in client.all_cases.items():
             turns = len(wanted.turns) + wanted.unasked
             cost = await cost_of(node, case)
             tokens = cost["prompt_tokens"] + cost["sampled_tokens"]

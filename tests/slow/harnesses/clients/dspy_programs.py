@@ -1,5 +1,5 @@
 import dspy
-from cases import MODEL, case, main, python
+from cases import MODEL, agent, case, main, python
 
 
 def lm():
@@ -22,6 +22,13 @@ def thought(question):
 def react(question):
     with dspy.context(lm=lm()):
         return dspy.ReAct("question -> answer: int", tools=[python])(question=question).answer
+
+
+@agent
+async def coroutine(question, endpoint):
+    model = dspy.LM(f"openai/{endpoint.model}", api_base=endpoint.openai_url, api_key=endpoint.key, cache=False)
+    with dspy.context(lm=model):
+        return (await dspy.ChainOfThought("question -> answer: int").acall(question=question)).answer
 
 
 main()

@@ -1,6 +1,6 @@
 import tempfile
 
-from cases import MODEL, case, main
+from cases import MODEL, agent, case, main
 from cases import python as run
 from inspect_ai import Task, eval
 from inspect_ai.agent import react
@@ -49,7 +49,7 @@ def claude(question):
 
 
 @case
-def agent(question):
+def loop(question):
     return accuracy(f"openai-api/openai/{MODEL}", question, react(tools=[python()]))
 
 
@@ -57,6 +57,13 @@ def agent(question):
 def typed(question):
     schema = ResponseSchema(name="number", json_schema=json_schema(Number))
     return accuracy(f"openai-api/openai/{MODEL}", question, generate(), config=GenerateConfig(response_schema=schema))
+
+
+@agent
+async def coroutine(question, endpoint):
+    name = f"openai-api/rocstar/{endpoint.model}"
+    model = get_model(name, base_url=endpoint.openai_url, api_key=endpoint.key, memoize=False)
+    return (await model.generate(question)).completion
 
 
 main()

@@ -1,7 +1,7 @@
 import instructor
 from anthropic import Anthropic
-from cases import MODEL, case, main
-from openai import OpenAI
+from cases import MODEL, agent, case, main
+from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, field_validator
 
 
@@ -64,6 +64,13 @@ def stream(question):
     messages = [{"role": "user", "content": question}]
     parts = client.chat.completions.create_partial(model=MODEL, messages=messages, response_model=Number)
     return [part.value for part in parts][-1]
+
+
+@agent
+async def coroutine(question, endpoint):
+    client = instructor.from_openai(AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key))
+    messages = [{"role": "user", "content": question}]
+    return (await client.create(model=endpoint.model, messages=messages, response_model=Number)).value
 
 
 main()

@@ -1,4 +1,4 @@
-from cases import MODEL, case, main, python
+from cases import MODEL, agent, case, main, python
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
@@ -66,6 +66,18 @@ def typed_by_call(question):
 @case
 def typed_claude(question):
     return ChatAnthropic(model=MODEL).with_structured_output(Number).invoke(question).value
+
+
+@agent
+async def coroutine(question, endpoint):
+    model = ChatOpenAI(model=endpoint.model, base_url=endpoint.openai_url, api_key=endpoint.key)
+    return (await create_agent(model, [python]).ainvoke(asked(question)))["messages"][-1].content
+
+
+@agent
+async def coroutine_claude(question, endpoint):
+    model = ChatAnthropic(model=endpoint.model, base_url=endpoint.anthropic_url, api_key=endpoint.key)
+    return (await create_agent(model, [python]).ainvoke(asked(question)))["messages"][-1].content
 
 
 main()

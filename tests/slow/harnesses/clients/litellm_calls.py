@@ -1,7 +1,7 @@
 import json
 
 import litellm
-from cases import MODEL, case, main, python
+from cases import MODEL, agent, case, main, python
 
 TOOL = {
     "type": "function",
@@ -75,6 +75,17 @@ def overflow(question):
         except litellm.BadRequestError as error:
             kinds.append(type(error).__name__)
     return kinds
+
+
+@agent
+async def coroutine(question, endpoint):
+    answer = await litellm.acompletion(
+        model=f"openai/{endpoint.model}",
+        api_base=endpoint.openai_url,
+        api_key=endpoint.key,
+        messages=[{"role": "user", "content": question}],
+    )
+    return answer.choices[0].message.content
 
 
 main()

@@ -1,5 +1,5 @@
-from agents import Agent, ModelSettings, Runner, SQLiteSession, function_tool
-from cases import MODEL, case, main, python
+from agents import Agent, ModelSettings, OpenAIProvider, RunConfig, Runner, SQLiteSession, function_tool
+from cases import MODEL, agent, case, main, python
 from pydantic import BaseModel
 
 
@@ -53,6 +53,13 @@ async def memory(question):
     agent, session = Agent(name="clerk", model=MODEL), SQLiteSession("one")
     await Runner.run(agent, question, session=session)
     return (await Runner.run(agent, "And once more?", session=session)).final_output
+
+
+@agent
+async def coroutine(question, endpoint):
+    config = RunConfig(model_provider=OpenAIProvider(base_url=endpoint.openai_url, api_key=endpoint.key))
+    clerk = Agent(name="clerk", instructions="Be brief.", model=endpoint.model, tools=[TOOL])
+    return (await Runner.run(clerk, question, run_config=config)).final_output
 
 
 main()

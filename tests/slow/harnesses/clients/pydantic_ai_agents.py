@@ -1,6 +1,8 @@
-from cases import MODEL, case, main, python
+from cases import MODEL, agent, case, main, python
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
+from pydantic_ai.models.openai import OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 
 class Number(BaseModel):
@@ -57,6 +59,13 @@ async def prompted(question):
 async def corrected(question):
     """The first call does not fit the tool, and the model is told so."""
     return (await Agent(f"openai-chat:{MODEL}", tools=[python]).run(question)).output
+
+
+@agent
+async def coroutine(question, endpoint):
+    provider = OpenAIProvider(base_url=endpoint.openai_url, api_key=endpoint.key)
+    clerk = Agent(OpenAIResponsesModel(endpoint.model, provider=provider), tools=[python])
+    return (await clerk.run(question)).output
 
 
 main()

@@ -1,7 +1,7 @@
-from anthropic import Anthropic, beta_tool
-from cases import MODEL, case, main
+from anthropic import Anthropic, AsyncAnthropic, beta_tool
+from cases import MODEL, agent, case, main
 from cases import python as run
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
 
@@ -59,6 +59,19 @@ def runner(question):
         model=MODEL, max_tokens=99, messages=messages(question), tools=[python]
     )
     return runner.until_done().content[-1].text
+
+
+@agent
+async def coroutine(question, endpoint):
+    async with AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key) as client:
+        return (await client.responses.create(model=endpoint.model, input=question)).output_text
+
+
+@agent
+async def coroutine_claude(question, endpoint):
+    async with AsyncAnthropic(base_url=endpoint.anthropic_url, api_key=endpoint.key) as client:
+        answer = await client.messages.create(model=endpoint.model, max_tokens=99, messages=messages(question))
+    return answer.content[0].text
 
 
 main()

@@ -1,4 +1,6 @@
-from cases import MODEL, case, main, python
+import asyncio
+
+from cases import MODEL, agent, case, main, python
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 
 TOOL = tool(python)
@@ -24,6 +26,12 @@ def stream(question):
 def structured(question):
     agent = CodeAgent([TOOL], OpenAIModel(MODEL), use_structured_outputs_internally=True)
     return agent.run(question)
+
+
+@agent
+async def coroutine(question, endpoint):
+    model = OpenAIModel(endpoint.model, api_base=endpoint.openai_url, api_key=endpoint.key)
+    return await asyncio.to_thread(ToolCallingAgent([TOOL], model).run, question)
 
 
 main()
