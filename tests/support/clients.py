@@ -1,4 +1,4 @@
-"""The clients that are tried, with their versions: those of the table in recipes/agents.md."""
+"""The clients that are tried, each with its packages; recipes/agents.md has a table of them."""
 
 FRAMEWORKS = {
     "openai and anthropic": ("openai==3.57.0", "anthropic==2.14.0"),
