@@ -89,7 +89,7 @@ async def said_by(environment: Path, script: Path, node: Any, folder: Path) -> d
                 await process.wait()
         errors.seek(0)
         assert process.returncode == 0, errors.read()[-3000:]
-    return json.loads(output)
+    return json.loads(output.splitlines()[-1])  # a framework may print before
 
 
 async def cost_of(node: Any, case: str) -> dict[str, Any]:
