@@ -37,6 +37,7 @@ from engine.tools.mcp_tools import mcp_tools
 from engine.types import Group, Trajectory
 from sandbox import Sandbox
 from tests.support import api_index, metric_tables
+from tests.support.clients import FRAMEWORKS
 from tests.support.fakes import a_prompt, a_trajectory
 from tests.support.node import CHAT, Setup, served
 from tests.support.paths import TINY
@@ -278,6 +279,22 @@ def test_every_page_with_examples_is_run() -> None:
         "recipes/evaluating.md": 2,
         "recipes/notebook.md": 3,
     }
+
+
+def test_the_table_of_clients_says_what_was_run() -> None:
+    """The versions are those that are pinned, and the code of a cell is in a script."""
+    table = TEXT["recipes/agents.md"].partition("\n## Clients\n")[2].partition("\n## ")[0]
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", table, re.MULTILINE)][1:]
+    shown = [version for row in rows for version in row[1].split(", ")]
+    tried = {re.sub(r"\[.*\]", "", pin).replace("==", " ") for pins in FRAMEWORKS.values() for pin in pins}
+    assert sorted(shown) == sorted(tried)
+    scripts = "".join(path.read_text() for path in (ROOT / "tests/slow/harnesses/clients").glob("*.py"))
+    for code in re.findall(r"`([^`]*endpoint\.[^`]*)`", table):
+        assert _without_space(code) in _without_space(scripts), code
+
+
+def _without_space(code: str) -> str:
+    return re.sub(r"\s", "", code)
 
 
 def test_the_first_page_is_for_a_reader_with_one_minute() -> None:

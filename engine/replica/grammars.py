@@ -70,7 +70,10 @@ class Grammars:
 
             model = self._config.model_config
             tokenizer = AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=False)
-            self._backend = XgrammarBackend(self._config, tokenizer=tokenizer, vocab_size=model.get_vocab_size())
+            vocabulary = model.get_vocab_size()
+            if len(tokenizer) < vocabulary // 2:  # transformers makes up an empty one where there are no files
+                raise ValueError(f"its tokenizer has {len(tokenizer)} tokens and the model {vocabulary}")
+            self._backend = XgrammarBackend(self._config, tokenizer=tokenizer, vocab_size=vocabulary)
             self._manager.backend = self._backend
         return self._backend
 

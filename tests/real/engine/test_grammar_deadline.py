@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.replica.grammars import REFUSED, _within, reason_of
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the import of vLLM
 
 
 def request_of(grammar):
@@ -14,6 +14,8 @@ def request_of(grammar):
 
 
 def test_a_grammar_that_is_late_is_an_error_and_its_result_is_dropped():
+    from engine.replica.grammars import _within
+
     release = threading.Event()
     with ThreadPoolExecutor(1) as thread:
         late = _within(0.005, thread, release.wait)
@@ -33,9 +35,13 @@ def test_a_grammar_that_is_late_is_an_error_and_its_result_is_dropped():
     ],
 )
 def test_a_reason_is_one_line_without_the_place_in_foreign_sources(error, expected):
+    from engine.replica.grammars import REFUSED, reason_of
+
     assert reason_of(request_of(error)) == REFUSED + expected
 
 
 def test_a_request_that_ends_for_another_reason_has_none():
+    from engine.replica.grammars import reason_of
+
     assert reason_of(request_of(object())) is None
     assert reason_of(SimpleNamespace(structured_output_request=None)) is None
