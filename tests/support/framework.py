@@ -89,7 +89,7 @@ async def said_by(environment: Path, script: Path, node: Any, folder: Path) -> d
                 await process.wait()
         errors.seek(0)
         assert process.returncode == 0, errors.read()[-3000:]
-    return json.loads(output)
+    return json.loads(output.splitlines()[-1])  # a framework may print before
 
 
 async def cost_of(node: Any, case: str) -> dict[str, Any]:
@@ -98,8 +98,11 @@ async def cost_of(node: Any, case: str) -> dict[str, Any]:
         return await response.json()
 
 
-def check_exact(node: Any, case: str, turns: int) -> None:
-    """Asserts that the session has so many turns, with the tokens that the replica read and sampled, each once."""
+def check_exact(node: Any, case: str, *, turns: int, constrained: int) -> None:
+    """Asserts that the session has so many turns, with the tokens that the replica read and sampled, each once.
+
+    constrained: how many of them the replica sampled under a grammar.
+    """
     trajectory = node.gateway.session(f"session-{case}").trajectory(a_prompt(), StopReason.ANSWER)
     check(trajectory)
     kept: Counter[tuple[int, ...]] = Counter()
@@ -110,3 +113,5 @@ def check_exact(node: Any, case: str, turns: int) -> None:
     [replica] = node.replicas.made
     assert kept.total() == turns
     assert kept <= Counter(tuple(ids) for ids, _, _ in replica.requests)
+    under = [ids for ids, sampling, _ in replica.requests if sampling.grammar is not None and tuple(ids) in kept]
+    assert len(under) == constrained, case

@@ -23,13 +23,14 @@ USES_TOOL = (RUNS, SAYS)
 class Case:
     """What the model says in turn, what the case answers, and in how many lineages its turns are.
 
-    unasked: turns beside these, for which the framework asks by itself. tells_usage: the case answers the tokens of its
-    session too.
+    constrained: turns that a grammar has to force. unasked: turns beside these, for which the framework asks by itself.
+    tells_usage: the case answers the tokens of its session too.
     """
 
     turns: tuple[str, ...]
     answer: object
     lineages: int = 1
+    constrained: int = 0
     unasked: int = 0
     tells_usage: bool = False
 
@@ -47,12 +48,16 @@ class Client:
         return self.cases | {f"{name}_{number}": case for name, case in self.agents.items() for number in range(3)}
 
 
-def uses_tool(answer=SAYS):
-    return Case(turns=USES_TOOL, answer=answer)
+def uses_tool(answer=SAYS, **counts):
+    return Case(turns=USES_TOOL, answer=answer, **counts)
+
+
+def says(turn=SAYS, answer=SAYS):
+    return Case(turns=(turn,), answer=answer)
 
 
 def typed(turn=NUMBER, answer=42):
-    return Case(turns=(turn,), answer=answer)
+    return Case(turns=(turn,), answer=answer, constrained=1)
 
 
 def fields(**values):
@@ -63,6 +68,7 @@ def fields(**values):
 CODE = "Thought: I multiply.\n<code>\nfinal_answer(int(python(code='6 * 7')))\n</code>"
 COUNTS = "Thought: I multiply.\n<code>\nprint(python(code='6 * 7'))\n</code>"
 TOLD = "Thought: I know.\n<code>\nfinal_answer(42)\n</code>"
+ANSWERS_BY_CALL = Case(turns=(RUNS, call("final_answer", answer="42")), answer="42", lineages=2, constrained=2)
 CLIENTS = {
     "openai and anthropic": Client(
         script="sdk_calls.py",
@@ -70,20 +76,20 @@ CLIENTS = {
             "parse": typed(),
             "parse_responses": typed(),
             "parse_claude": typed(),
-            "stream": typed(SAYS, SAYS),
-            "stream_responses": typed(SAYS, SAYS),
-            "stream_claude": typed(SAYS, SAYS),
+            "stream": says(),
+            "stream_responses": says(),
+            "stream_claude": says(),
             "runner": uses_tool(),
         },
-        agents={"coroutine": typed(SAYS, SAYS), "coroutine_claude": typed(SAYS, SAYS)},
+        agents={"coroutine": says(), "coroutine_claude": says()},
     ),
     "openai-agents": Client(
         script="openai_agents.py",
         cases={
             "tools": uses_tool(),
             "stream": uses_tool([SAYS, SAYS]),
-            "typed": Case(turns=(RUNS, NUMBER), answer=42),
-            "forced": uses_tool(),
+            "typed": Case(turns=(RUNS, NUMBER), answer=42, constrained=2),
+            "forced": uses_tool(constrained=1),
             "handoff": Case(turns=(call("transfer_to_expert"), SAYS), answer=["expert", SAYS], lineages=2),
             "memory": Case(turns=("Yes.", SAYS), answer=SAYS),
         },
@@ -96,7 +102,7 @@ CLIENTS = {
             "chat": uses_tool(),
             "claude": uses_tool(),
             "stream": uses_tool(),
-            "typed": Case(turns=(RUNS, call("final_result", value=42)), answer=42),
+            "typed": Case(turns=(RUNS, call("final_result", value=42)), answer=42, constrained=2),
             "typed_chat": typed(call("final_result", value=42)),
             "typed_claude": typed(call("final_result", value=42)),
             "native": typed(),
@@ -113,7 +119,7 @@ CLIENTS = {
             "responses": uses_tool(),
             "stream": uses_tool(),
             "stream_claude": uses_tool(),
-            "typed_agent": Case(turns=(RUNS, call("Number", value=42)), answer=42),
+            "typed_agent": Case(turns=(RUNS, call("Number", value=42)), answer=42, constrained=2),
             "typed": typed(),
             "typed_by_call": typed(call("Number", value=42)),
             "typed_claude": typed(call("Number", value=42)),
@@ -123,12 +129,12 @@ CLIENTS = {
     "smolagents": Client(
         script="smolagents_agents.py",
         cases={
-            "tools": Case(turns=(RUNS, call("final_answer", answer="42")), answer="42", lineages=2),
+            "tools": ANSWERS_BY_CALL,
             "code": Case(turns=(COUNTS, CODE), answer=42, lineages=2),
             "stream": Case(turns=(COUNTS, CODE), answer=42, lineages=2),
-            "structured": Case(turns=(json.dumps({"thought": "I know.", "code": "final_answer(42)"}),), answer=42),
+            "structured": typed(json.dumps({"thought": "I know.", "code": "final_answer(42)"})),
         },
-        agents={"coroutine": Case(turns=(RUNS, call("final_answer", answer="42")), answer="42", lineages=2)},
+        agents={"coroutine": ANSWERS_BY_CALL},
     ),
     "instructor": Client(
         script="instructor_answers.py",
@@ -139,7 +145,7 @@ CLIENTS = {
             "json": typed(),
             "json_schema": typed(),
             "responses": typed(call("Number", value=42)),
-            "retried": Case(turns=(call("Number", value=4), call("Number", value=42)), answer=42),
+            "retried": Case(turns=(call("Number", value=4), call("Number", value=42)), answer=42, constrained=2),
             "stream": typed(call("PartialNumber", value=42)),
         },
         agents={"coroutine": typed(call("Number", value=42))},
@@ -151,15 +157,15 @@ CLIENTS = {
             "claude": uses_tool(),
             "stream": Case(turns=(SAYS,), answer=SAYS, tells_usage=True),
             "stream_claude": Case(turns=(SAYS,), answer=SAYS, tells_usage=True),
-            "responses": typed(SAYS, SAYS),
+            "responses": says(),
             "overflow": Case(turns=(), answer=["ContextWindowExceededError"] * 3, lineages=0),
         },
-        agents={"coroutine": typed(SAYS, SAYS)},
+        agents={"coroutine": says()},
     ),
     "dspy": Client(
         script="dspy_programs.py",
         cases={
-            "predict": typed(fields(answer="42"), "42"),
+            "predict": says(fields(answer="42"), "42"),
             "thought": typed('{"reasoning": "I multiply.", "answer": 42}'),
             "react": Case(
                 turns=(
@@ -171,17 +177,17 @@ CLIENTS = {
                 lineages=3,
             ),
         },
-        agents={"coroutine": typed(fields(reasoning="I multiply.", answer="42"))},
+        agents={"coroutine": says(fields(reasoning="I multiply.", answer="42"), 42)},
     ),
     "inspect-ai": Client(
         script="inspect_evals.py",
         cases={
-            "tools": Case(turns=USES_TOOL, answer=1.0, lineages=2, unasked=1),
+            "tools": uses_tool(1.0, lineages=2, unasked=1),
             "claude": uses_tool(1.0),
             "loop": Case(turns=(RUNS, call("submit", answer="42")), answer=1.0),
             "typed": typed(NUMBER, 1.0),
         },
-        agents={"coroutine": typed(SAYS, SAYS)},
+        agents={"coroutine": says()},
     ),
 }
 
@@ -203,5 +209,5 @@ async def test_a_framework_gets_what_the_model_said_and_its_tokens_are_kept(name
             assert answers[case] == ([wanted.answer, tokens] if wanted.tells_usage else wanted.answer), case
             assert (cost["turns"], cost["lineages"]) == (turns, wanted.lineages), case
             if turns:
-                check_exact(node, case, turns)
+                check_exact(node, case, turns=turns, constrained=wanted.constrained)
         assert sum(len(replica.requests) for replica in node.replicas.made) == node.gateway.counts.requests
