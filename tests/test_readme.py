@@ -37,7 +37,7 @@ from engine.tools.mcp_tools import mcp_tools
 from engine.types import Group, Trajectory
 from sandbox import Sandbox
 from tests.support import api_index, metric_tables
-from tests.support.clients import FRAMEWORKS
+from tests.support.clients import FRAMEWORKS, PROGRAMS
 from tests.support.fakes import a_prompt, a_trajectory
 from tests.support.node import CHAT, Setup, served
 from tests.support.paths import TINY
@@ -264,7 +264,8 @@ async def test_the_agents_of_the_recipes_page_are_agents() -> None:
         endpoint = Endpoint(openai_url=f"{url}/v1", anthropic_url=url, key="session-a", model="tiny")
         said = await defined("agent")["agent"](a_prompt(text="What is 6 * 7?"), endpoint)
         assert said == "42"
-    assert "{prompt}" in defined("program")["agent"].argv
+    for program in ("program", "claude code"):
+        assert "{prompt}" in defined(program)["agent"].argv
 
 
 def test_every_page_with_examples_is_run() -> None:
@@ -273,7 +274,7 @@ def test_every_page_with_examples_is_run() -> None:
     pages = {"README.md": 1, "algo/README.md": 1, "sandbox/README.md": 3}
     assert found == pages | {
         "recipes/README.md": 1,
-        "recipes/agents.md": 3,
+        "recipes/agents.md": 4,
         "recipes/parts.md": 12,
         "recipes/runs.md": 1,
         "recipes/evaluating.md": 2,
@@ -291,6 +292,14 @@ def test_the_table_of_clients_says_what_was_run() -> None:
     scripts = "".join(path.read_text() for path in (ROOT / "tests/slow/harnesses/clients").glob("*.py"))
     for code in re.findall(r"`([^`]*endpoint\.[^`]*)`", table):
         assert _without_space(code) in _without_space(scripts), code
+
+
+def test_the_table_of_coding_programs_says_what_was_run() -> None:
+    table = TEXT["recipes/agents.md"].partition("\n## Coding programs\n")[2].partition("\n## ")[0]
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", table, re.MULTILINE)][1:]
+    shown = {row[0]: row[1].split(", ") for row in rows}
+    tried = {name: [re.sub("==|(?<=.)@(?=[0-9])", " ", pin) for pin in pins] for name, pins in PROGRAMS.items()}
+    assert shown == tried
 
 
 def _without_space(code: str) -> str:

@@ -12,6 +12,7 @@ Invariants
 - A failed agent ends its trajectory with an error of the boundary `agent`, never with a reward. So does an agent
   without a finished turn, whatever ended it. An agent that was refused a later turn, or whose last turn was cut off at
   its budget, has used that up, whatever it made of it: clients raise for a cut turn.
+- An agent that returns an answer after a call without a result has answered: many hand their answer in by a call.
 - Only our deadline and our stop cancel an agent. Any other CancelledError or SystemExit that leaves it is its failure,
   and so is SystemExit in a task that it starts.
 - An agent that ignores its cancellation takes no further step after STOP_S; it is counted and reported. Until then its
@@ -198,6 +199,8 @@ class AgentRollouts:
             await self._stop(held, running, prompt)
         if isinstance(session.failure, Superseded):
             raise session.failure
+        if answer is not None:
+            session.accept_last_calls()
         stop, typed_error = self._outcome(session, prompt, failure, out_of_time=budget.expired())
         trajectory = session.trajectory(prompt, stop, typed_error)
         return replace(trajectory, answer=answer)

@@ -35,8 +35,9 @@ class Command:
     container.
 
     It reads the prompt from standard input, as JSON with `id`, `messages` and `metadata`, but never the reference
-    answer. It finds its model in OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY,
-    ANTHROPIC_MODEL and ROCSTAR_MODEL. The last line that it prints is its answer.
+    answer. With `{prompt}` in its arguments standard input is empty, because many programs append what they read there
+    to their prompt. It finds its model in OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL,
+    ANTHROPIC_API_KEY, ANTHROPIC_MODEL and ROCSTAR_MODEL. The last line that it prints is its answer.
     """
 
     argv: tuple[str, ...]
@@ -72,9 +73,10 @@ class Command:
         except (OSError, ValueError) as error:  # ValueError: an argument with a null character
             raise AgentFailed(f"{self.argv[0]} does not start: {getattr(error, 'strerror', None) or error}") from error
         try:
-            task = {"id": prompt.id, "messages": prompt.messages, "metadata": prompt.metadata}
             stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
-            stdin.write(json.dumps(task).encode())
+            if not any("{prompt}" in argument for argument in self.argv):
+                task = {"id": prompt.id, "messages": prompt.messages, "metadata": prompt.metadata}
+                stdin.write(json.dumps(task).encode())
             stdin.close()
             await pipes.exited.wait()
             _end_group(transport.get_pid())

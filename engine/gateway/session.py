@@ -372,6 +372,12 @@ class Session:
             return StopReason.LENGTH
         return StopReason.TURNS if any(call.outcome is None for call in last.calls) else StopReason.ANSWER
 
+    def accept_last_calls(self) -> None:
+        """Takes calls without a result that end a conversation as done: with them the agent got what it wanted."""
+        for lineage in self.lineages.all:
+            for call in lineage.turns[-1].calls if lineage.turns else ():
+                call.outcome = call.outcome or "ok"
+
     def close(self) -> None:
         """Ends the session: refuses further requests, cancels those under way, and frees the KV blocks."""
         if not self._closed:

@@ -47,11 +47,14 @@ def folder_with(name: str, *pins: str) -> Path:
     return _made(name, pins, make)
 
 
-def own_environment(name: str, *pins: str) -> Path:
-    """Returns a virtual environment with these packages and what they depend on, and nothing else."""
+def own_environment(name: str, *pins: str, python: str = sys.executable) -> Path:
+    """Returns a virtual environment with these packages and what they depend on, and nothing else.
+
+    python: its interpreter, or a version such as "3.12", which has to be on this machine.
+    """
 
     def make(folder: Path) -> None:
-        _uv("venv", "--python", sys.executable, folder)
+        _uv("venv", "--python", python, folder)
         _uv("pip", "install", "--python", folder, *pins)
 
     return _made(name, pins, make)
@@ -66,6 +69,19 @@ def environment_with(name: str, *pins: str) -> Path:
         _uv("pip", "install", "--python", folder, "--no-deps", *_missing(folder, pins))
 
     return _made(name, pins, make)
+
+
+def node_packages(name: str, *pins: str) -> Path:
+    """Returns the folder node_modules with these packages of npm and what they depend on. Their scripts are not run."""
+
+    def make(folder: Path) -> None:
+        if shutil.which("npm") is None:
+            pytest.skip(f"npm is not installed, which {', '.join(pins)} come with")
+        folder.mkdir()
+        options = ("--ignore-scripts", "--no-package-lock", "--prefer-offline", "--no-audit", "--no-fund")
+        _run(["npm", "install", "--silent", "--prefix", folder, *options, *pins])
+
+    return _made(name, pins, make) / "node_modules"
 
 
 def _missing(folder: Path, pins: tuple[str, ...]) -> list[str]:

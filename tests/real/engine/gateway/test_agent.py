@@ -468,6 +468,13 @@ async def test_a_program_is_told_its_task_and_its_model_in_its_arguments():
     assert await Command(argv=argv)(prompt, endpoint) == "-p what is {model}? m http://x/v1 {other} m m"
 
 
+async def test_a_program_with_the_prompt_in_its_arguments_finds_nothing_on_standard_input():
+    endpoint = Endpoint(openai_url="", anthropic_url="", key="", model="")
+    argv = (sys.executable, "-c", "import sys; print(sys.argv[1:], sys.stdin.read())")
+    assert await Command(argv=(*argv, "{prompt}"))(a_prompt(text="add"), endpoint) == "['add']"
+    assert '"content": "add"' in await Command(argv=argv)(a_prompt(text="add"), endpoint)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -542,3 +549,18 @@ async def test_calls_of_an_agent_are_told_by_its_replies():
         uses = [(json.loads(use.arguments)["code"], use.outcome) for use in trajectory.tool_uses]
         assert uses == [("1", "error"), ("2", "ok"), ("3", "killed")]
         assert trajectory.stop is StopReason.TURNS, "its last call was not answered"
+
+
+async def test_an_agent_may_hand_its_answer_in_by_a_call():
+    async def agent(prompt, endpoint):
+        tool = {"type": "function", "function": {"name": "python", "parameters": {}}}
+        async with AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.key) as client:
+            for question in ("for a sub-agent", "for the agent"):
+                messages = [{"role": "user", "content": question}]
+                answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=[tool])
+        return answer.choices[0].message.tool_calls[0].function.arguments
+
+    async with agents(agent, [call("42") + END]) as node:
+        trajectory = await node.rollouts.run(a_prompt(), 0, 0)
+        assert (trajectory.stop, json.loads(trajectory.answer)) == (StopReason.ANSWER, {"code": "42"})
+        assert [use.outcome for part in trajectory.parts for turn in part.turns for use in turn.tool_uses] == ["ok"] * 2
