@@ -1,9 +1,8 @@
-"""Trains an agent that is a program of its own, by default `pydantic_ai_agent.py`.
+"""Trains an agent that is a program of its own, by default `openai_program.py`.
 
-    pip install "pydantic-ai-slim[openai]"
     python recipes/agents/program.py [program="my-agent --model {model} -p {prompt}"] [field=value ...]
 
-A program is started for each rollout, so a step takes seconds for each of them.
+A program is started anew for each rollout: an evaluation of 16 problems and a step of 64 rollouts start 80 of them.
 """
 
 import shlex
@@ -23,7 +22,7 @@ from engine.telemetry.watchdog import exit_process
 from recipes.options import EvalOptions
 from recipes.tiny.task import prompts
 
-EXAMPLE = shlex.join([sys.executable, str(Path(__file__).with_name("pydantic_ai_agent.py"))])
+EXAMPLE = shlex.join([sys.executable, str(Path(__file__).with_name("openai_program.py"))])
 
 
 @dataclass(frozen=True, kw_only=True)
