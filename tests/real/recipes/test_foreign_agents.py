@@ -106,7 +106,7 @@ async def test_ten_steps_of_an_agent_are_those_of_the_built_in_loop(recipe, path
 
 
 def same_steps(built_in, run):
-    """Compares the steps until one rollout reads something else; the weights differ after that. Returns their number."""
+    """Compares the steps until a rollout reads something else, after which the weights differ. Returns their number."""
     of_loop, of_agent = recorded(built_in), recorded(run)
     for step, one, other in zip(range(1, STEPS + 1), *(rows_of(each) for each in (built_in, run)), strict=True):
         pairs = [pair for pair in zip(of_loop, of_agent, strict=True) if pair[0].step == step]

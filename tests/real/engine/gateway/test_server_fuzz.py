@@ -1,4 +1,7 @@
-"""Whatever a client sends, in any dialect, is answered in its form: no 500, and no traceback in the log."""
+"""Whatever a client sends, in any dialect, is answered in its form: no 500, and no traceback in the log.
+
+Clients send several requests at once and leave some of them; nothing of those is kept, nor a session without a turn.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import gzip
 import json
 import logging
+from contextlib import suppress
 
 import aiohttp
 import pytest
@@ -14,10 +18,12 @@ from hypothesis import strategies as st
 
 from engine.gateway.session import SessionRules
 from tests.support.examples import examples
+from tests.support.fakes import settle
 from tests.support.node import served
 
 RULES = SessionRules(max_tokens=90, seed=3)
 ANSWERS = {200, 400, 403, 404, 405, 413, 415}
+AT_ONCE = 3
 REQUESTS = 25  # in an example: the server and its sessions outlive them
 
 TEXT = st.text(max_size=12) | st.sampled_from(["", "hi", "<think>", "</tool_call>", "<|im_end|>", "x" * 300, "\u2028"])
@@ -115,9 +121,30 @@ VALID = {
     "/v1/responses/input_tokens": {"input": QUESTION},
     "/v1/messages/count_tokens": {"messages": QUESTION},
 }
-PATHS = st.sampled_from([*VALID] * 3 + ["/v1/models", "/health", "/metrics", "/nothing", "/v1/%ff%ed%a0%80"])
+OTHERS = [
+    "/v1/models",
+    "/v1/models/tiny",
+    "/v1/models/a%2Fb",
+    "/health",
+    "/metrics",
+    "/nothing",
+    "/v1/%ff%ed%a0%80",
+    "",
+]
+PATHS = st.sampled_from([*VALID] * 3 + OTHERS)
+SESSIONS = ["", "/sessions/a", "/sessions/b", "/sessions/%00"]
 HEADERS = st.dictionaries(
-    st.sampled_from(["Authorization", "x-api-key", "x-request-id", "Content-Type", "Content-Encoding", "Accept"]),
+    st.sampled_from(
+        [
+            "Authorization",
+            "x-api-key",
+            "x-request-id",
+            "Content-Type",
+            "Content-Encoding",
+            "Accept",
+            "anthropic-version",
+        ]
+    ),
     st.sampled_from(
         ["Bearer session-1", "session-2", "gzip", "deflate", "br", "zstd", "identity", "text/plain", "\xff", "x" * 5000]
         + ["application/json; charset=utf-7"] * 2
@@ -128,7 +155,7 @@ HEADERS = st.dictionaries(
 
 @st.composite
 def requests(draw):
-    """(method, path, headers, body)."""
+    """(method, path, headers, body, whether the client leaves)."""
     path = draw(PATHS)
     body = dict(VALID.get(path, {}))
     for name in draw(st.lists(st.sampled_from([*FIELDS]), max_size=4)):
@@ -142,8 +169,37 @@ def requests(draw):
     if not draw(st.integers(0, 9)):
         data = gzip.compress(data)
     headers = {"Content-Type": "application/json", **draw(HEADERS)}
-    method = draw(st.sampled_from(["POST"] * 8 + ["GET", "PUT"]))
-    return method, draw(st.sampled_from(["", "/sessions/a", "/sessions/%00"])) + path, headers, data
+    if path in OTHERS:
+        method = draw(st.sampled_from(["GET"] * 8 + ["POST", "DELETE"]))
+    else:
+        method = draw(st.sampled_from(["POST"] * 8 + ["GET", "PUT"]))
+    leaves = not draw(st.integers(0, 5))
+    return method, draw(st.sampled_from(SESSIONS)) + path, headers, data, leaves
+
+
+async def ask(client, address, method, path, headers, data):
+    async with client.request(method, f"{address}{path}", data=data, headers=headers) as response:
+        answer = await response.read()
+        assert response.status in ANSWERS, (method, path, headers, data, answer)
+        streamed = response.content_type == "text/event-stream"
+    if streamed or response.status != 200:
+        assert b"an error of the gateway" not in answer, (path, data)
+    if response.status >= 400:
+        if response.content_type == "text/plain":  # by aiohttp, which knows no such encoding
+            assert (response.status, "Content-Encoding" in headers) == (400, True), (headers, answer)
+            return
+        error = json.loads(answer)
+        assert error["error"]["message"], (path, answer)
+        of_models = method == "GET" and "/v1/models" in path
+        wanted = "anthropic-version" in headers if of_models else "/v1/messages" in path and method == "POST"
+        assert ("type" in error) == (wanted and response.status != 405), (path, answer)
+
+
+async def leave(client, address, method, path, headers, data):
+    """Sends a request and goes away soon: before its answer, or in the middle of it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(len(data) % 7 / 1000):
+            await ask(client, address, method, path, headers, data)
 
 
 async def send(sent, tools):
@@ -151,21 +207,24 @@ async def send(sent, tools):
         served(rules=RULES, tools=tools, prepare=lambda replica: setattr(replica, "_script", None)) as node,
         aiohttp.ClientSession() as client,
     ):
-        for method, path, headers, data in sent:
-            url = f"{node.address}{path}"
-            async with client.request(method, url, data=data, headers=headers) as response:
-                answer = await response.read()
-                assert response.status in ANSWERS, (method, path, headers, data, answer)
-                streamed = response.content_type == "text/event-stream"
-            if streamed or response.status != 200:
-                assert b"an error of the gateway" not in answer, (path, data)
-            if response.status >= 400:
-                if response.content_type == "text/plain":  # by aiohttp, which knows no such encoding
-                    assert (response.status, "Content-Encoding" in headers) == (400, True), (headers, answer)
-                    continue
-                error = json.loads(answer)
-                assert error["error"]["message"], (path, answer)
-                assert ("type" in error) == ("/v1/messages" in path and response.status != 405 and method == "POST")
+        for at in range(0, len(sent), AT_ONCE):
+            async with asyncio.TaskGroup() as tasks:
+                for *request, leaves in sent[at : at + AT_ONCE]:
+                    tasks.create_task((leave if leaves else ask)(client, node.address, *request))
+        await nothing_runs(node)
+        sessions = node.gateway._sessions.values()
+        assert all(session.lineages.all for session in sessions), "a session that no turn was finished in"
+        assert all(len(session.responses) <= session.turns for session in sessions)
+
+
+async def nothing_runs(node):
+    """Waits until no request is under way. What a client has left ends when its connection's end is heard."""
+    for _ in range(10_000):
+        if not node.fleet._turns and not any(replica.in_flight for replica in node.replicas.made):
+            break
+        await asyncio.sleep(0.001)
+    await settle()
+    assert not any(session.in_flight or session.users for session in node.gateway._sessions.values())
 
 
 @pytest.mark.parametrize("tools", [False, True])
