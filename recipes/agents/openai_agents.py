@@ -11,12 +11,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from agents import Agent, FunctionTool, OpenAIProvider, RunConfig, Runner
 from openai import AsyncOpenAI
 
 from algo.eval_stats import avg_at_k
 from algo.reward.math_reward import MathReward
 from engine.assembly.training import training
+from engine.errors import BadInput
 from engine.gateway.agent import Endpoint
 from engine.programs.main import main
 from engine.recipe import Recipe, Run
@@ -27,7 +27,16 @@ from recipes.quickstart import Config
 from recipes.tiny.task import prompts, python_tool
 
 
-def tool_of(python: PythonTool) -> FunctionTool:
+def package() -> Any:
+    """Imports the package. Raises BadInput where it is not installed."""
+    try:
+        import agents
+    except ImportError as error:
+        raise BadInput("the package 'agents' is not installed. Fix: pip install openai-agents") from error
+    return agents
+
+
+def tool_of(python: PythonTool) -> Any:
     """Returns the sandbox's Python as a tool of the package."""
 
     async def run(context: Any, arguments: str) -> str:
@@ -36,7 +45,7 @@ def tool_of(python: PythonTool) -> FunctionTool:
         except json.JSONDecodeError as error:
             return f"FormatError: {error.msg}"
 
-    return FunctionTool(
+    return package().FunctionTool(
         name=python.name,
         description=python.description,
         params_json_schema=dict(python.parameters),
@@ -45,16 +54,18 @@ def tool_of(python: PythonTool) -> FunctionTool:
     )
 
 
-async def solve(prompt: Prompt, endpoint: Endpoint, client: AsyncOpenAI, tool: FunctionTool) -> str:
+async def solve(prompt: Prompt, endpoint: Endpoint, client: AsyncOpenAI, tool: Any) -> str:
     """Is the agent: the package's loop asks the model and runs the calls that it makes, until it makes none."""
+    agents = package()
     client = client.with_options(base_url=endpoint.openai_url, api_key=endpoint.key)
-    config = RunConfig(model_provider=OpenAIProvider(openai_client=client), tracing_disabled=True)
-    agent = Agent(name="solver", model=endpoint.model, tools=[tool])
-    result = await Runner.run(agent, [*prompt.messages], run_config=config)
+    config = agents.RunConfig(model_provider=agents.OpenAIProvider(openai_client=client), tracing_disabled=True)
+    agent = agents.Agent(name="solver", model=endpoint.model, tools=[tool])
+    result = await agents.Runner.run(agent, [*prompt.messages], run_config=config)
     return str(result.final_output)
 
 
 async def train(config: Config, run: Run) -> dict[str, Any]:
+    package()
     client = AsyncOpenAI(base_url="http://endpoint", api_key="none")  # each rollout has its own; connections are shared
     held_out = list(islice(prompts("test", 0), config.eval_problems))
     async with client, training(config.training(), run, sinks=config.sinks(run)) as job:
