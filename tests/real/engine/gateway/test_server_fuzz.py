@@ -224,7 +224,7 @@ def change(draw, body):
             case 1 if isinstance(at, list):
                 at.append(at[key])
             case _:
-                at[key] = draw(IDS | ANYTHING)
+                at[key] = copy.deepcopy(draw(IDS | ANYTHING))
         return
 
 
@@ -234,7 +234,7 @@ def requests(draw):
     path = draw(PATHS)
     body = copy.deepcopy(draw(st.sampled_from(VALID.get(path, [{}]))))
     for name in draw(st.lists(st.sampled_from([*FIELDS]), max_size=draw(st.sampled_from([0, 0, 1, 4])))):
-        body[name] = draw(FIELDS[name])
+        body[name] = copy.deepcopy(draw(FIELDS[name]))  # the drawn one is shared
     for _ in range(draw(st.sampled_from([0, 0, 1, 2]))):
         change(draw, body)
     whole = draw(ANYTHING) if one_in(draw, 20) else body
