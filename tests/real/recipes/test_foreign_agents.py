@@ -60,7 +60,7 @@ def turns_of(trajectory):
 
 @pytest.fixture(scope="module")
 def packages():
-    return environment_with("openai-agents", *PACKAGES) / "bin" / "python"
+    return environment_with("with-openai-agents", *PACKAGES) / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
