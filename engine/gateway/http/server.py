@@ -423,8 +423,8 @@ async def _stream(
     async with aclosing(chunks):
         first = await anext(chunks)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
         with suppress(ConnectionError, _NotTaken):  # the client has gone
+            await response.prepare(request)
             await _write(response, first)
             try:
                 async for chunk in chunks:

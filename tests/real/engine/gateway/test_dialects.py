@@ -10,10 +10,12 @@ import aiohttp
 import anthropic
 import openai
 import pytest
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.test_utils import make_mocked_request
 from anthropic import AsyncAnthropic, beta_async_tool
 from openai import AsyncOpenAI
 
-from engine.gateway.http import openai_api
+from engine.gateway.http import openai_api, server
 from engine.gateway.session import SessionRules
 from engine.types import StopReason
 from tests.support.fakes import a_prompt, settle
@@ -263,6 +265,33 @@ async def test_input_is_counted_as_the_next_turn_will_read_it_and_nothing_is_ope
         assert (await client.responses.input_tokens.count(model="tiny", input=without)).input_tokens == (
             counted.input_tokens
         ), "the model reads its thought, which this client leaves out"
+
+
+async def test_a_client_that_leaves_while_its_stream_begins_is_no_error():
+    class Gone(AbstractStreamWriter):
+        async def write_headers(self, status_line, headers):
+            raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+        async def write(self, chunk):
+            raise AssertionError
+
+        write_eof = drain = write
+
+        def enable_compression(self, encoding="deflate", strategy=None):
+            raise AssertionError
+
+        def enable_chunking(self):
+            pass
+
+    async def chunks():
+        try:
+            yield b"first"
+        finally:
+            ended.append(True)
+
+    ended = []
+    await server._stream(make_mocked_request("POST", "/", writer=Gone()), chunks(), lambda problem: b"")
+    assert ended == [True]
 
 
 class Agent:
