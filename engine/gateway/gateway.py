@@ -186,6 +186,12 @@ class Gateway:
         if session is not None:
             session.close()
 
+    def close_unused(self, key: str) -> None:
+        """Closes a session that a client began, if no request uses it and no turn was finished in it."""
+        session = self._sessions.get(key)
+        if session is not None and key not in self._owned and not session.users and not session.lineages.all:
+            self.close(key)
+
     def expire(self) -> None:
         """Closes the sessions of clients that were idle for too long."""
         now = self.timeline.now()

@@ -414,7 +414,7 @@ class Lineages:
     def _match(self, asked: _Asked) -> tuple[Lineage, SampledTurn] | None:
         """Returns the deepest turn whose history these messages begin with.
 
-        Among equals it is the one whose thought and calls the client sends back, then one that is last and free.
+        Among equals it is the one whose thoughts and calls the client sends back, then one that is last and free.
         """
         best: tuple[int, int, bool, Lineage, SampledTurn] | None = None
         for lineage in self.all:
@@ -426,10 +426,10 @@ class Lineages:
                     continue
                 if lineage.normalized[:depth] != asked.normalized[:depth]:
                     continue
-                pairs = zip(asked.thoughts[:depth], lineage.thoughts, strict=False)
+                pairs = [*zip(asked.thoughts[:depth], lineage.thoughts, strict=False)]
                 if any(thought and thought != own for thought, own in pairs):
                     continue
-                near = int(asked.thoughts[depth - 1] == lineage.thoughts[depth - 1])
+                near = sum(thought == own for thought, own in pairs)
                 near += sum(call.id is not None and call.id in asked.call_ids[depth - 1] for call in turn.calls)
                 free = turn is lineage.turns[-1] and not lineage.busy
                 if best is None or (depth, near, free) > best[:3]:

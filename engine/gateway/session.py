@@ -135,6 +135,8 @@ class Session:
         """The failure of ours for which a turn could not be sampled."""
         self.sampled_tokens = 0
         self.in_flight = 0
+        self.users = 0
+        """How many requests of clients use the session."""
         self.used_at = timeline.now()
         self._fleet = fleet
         self._chat = chats.plain

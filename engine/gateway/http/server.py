@@ -159,15 +159,16 @@ class Endpoints:
     def _note(self, request: web.Request, problem: Problem) -> None:
         """Counts a refusal, in the request's session if it has one."""
         if 400 <= problem.status < 500:
-            key = request.match_info.get("session") or token_of(request.headers)
-            session = self._gateway.find(key)
-            self._gateway.refuse(problem.message, problem.kind, session, fault=problem.fault)
+            self._gateway.refuse(problem.message, problem.kind, self._found(request), fault=problem.fault)
 
     @contextmanager
     def _session(self, request: web.Request) -> Iterator[Session]:
-        """Yields the session that the request names, or a new one for this request alone."""
-        key = request.match_info.get("session") or token_of(request.headers)
-        if "session" not in request.match_info and not key.startswith(SESSION_PREFIX):
+        """Yields the session that the request names, or a new one for this request alone.
+
+        A session that the request began, and in which no turn was finished, ends with it.
+        """
+        key = _named_session(request)
+        if key is None:
             session = self._gateway.alone()
             try:
                 yield session
@@ -178,7 +179,17 @@ class Endpoints:
             session = self._gateway.session(key)
         except KeyError:
             raise Refused(404, f"there is no session {key!r}") from None
-        yield session
+        session.users += 1
+        try:
+            yield session
+        finally:
+            session.users -= 1
+            self._gateway.close_unused(key)
+
+    def _found(self, request: web.Request) -> Session | None:
+        """Returns the open session that the request names; None if there is none."""
+        key = _named_session(request)
+        return None if key is None else self._gateway.find(key)
 
     def _check_model(self, request: web.Request, model: str) -> None:
         """Raises Refused for an unknown model.
@@ -187,7 +198,7 @@ class Endpoints:
         """
         if not model or model == self._config.model or model in self._config.also:
             return
-        session = self._gateway.find(request.match_info.get("session") or token_of(request.headers))
+        session = self._found(request)
         if session is None or not session.rules.fixed:
             raise UnknownModel(model, self._config.model)
         session.count_up(renamed=1)
@@ -205,7 +216,7 @@ class Endpoints:
 
     def _room(self, request: web.Request) -> int | None:
         """Returns how many tokens a conversation may have; None if that depends on a session that is not named."""
-        session = self._gateway.find(request.match_info.get("session") or token_of(request.headers))
+        session = self._found(request)
         rules = self._gateway.config.rules if session is None else session.rules
         return None if rules is None else rules.max_tokens
 
@@ -335,13 +346,13 @@ class Endpoints:
         """POST /v1/responses/input_tokens."""
         body = responses_api.parse(data)
         self._check_model(request, body.model)
-        with self._session(request) as session:
-            tokens = self._gateway.count_tokens(body.request(self._kept(session)))
+        session = self._found(request)
+        tokens = self._gateway.count_tokens(body.request(self._kept(session)), session)
         return _json({"object": "response.input_tokens", "input_tokens": tokens})
 
-    def _kept(self, session: Session) -> KeptResponses:
+    def _kept(self, session: Session | None) -> KeptResponses:
         """Returns the responses that a request may go on from: a session's, or those of requests without one."""
-        return session.responses if session.key else self._responses
+        return session.responses if session is not None and session.key else self._responses
 
     async def messages(self, request: web.Request, data: bytes) -> web.StreamResponse:
         """POST /v1/messages."""
@@ -371,8 +382,16 @@ class Endpoints:
         """POST /v1/messages/count_tokens."""
         body = anthropic_api.parse(data, max_tokens=1)
         self._check_model(request, body.model)
-        session = self._gateway.find(request.match_info.get("session") or token_of(request.headers))
+        session = self._found(request)
         return _json({"input_tokens": self._gateway.count_tokens(body.request(), session)})
+
+
+def _named_session(request: web.Request) -> str | None:
+    """Returns the key of the session that the request names, by its path or as its API key; None if it names none."""
+    if "session" in request.match_info:
+        return request.match_info["session"]
+    token = token_of(request.headers)
+    return token if token.startswith(SESSION_PREFIX) else None
 
 
 def _dialect_of(request: web.Request) -> Dialect:
@@ -404,8 +423,8 @@ async def _stream(
     async with aclosing(chunks):
         first = await anext(chunks)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
         with suppress(ConnectionError, _NotTaken):  # the client has gone
+            await response.prepare(request)
             await _write(response, first)
             try:
                 async for chunk in chunks:

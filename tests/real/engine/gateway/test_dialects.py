@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import random
+import re
 from contextlib import suppress
 
 import aiohttp
 import anthropic
 import openai
 import pytest
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.test_utils import make_mocked_request
 from anthropic import AsyncAnthropic, beta_async_tool
 from openai import AsyncOpenAI
 
-from engine.gateway.http import openai_api
+from engine.gateway.http import openai_api, server
 from engine.gateway.session import SessionRules
 from engine.types import StopReason
 from tests.support.fakes import a_prompt, settle
@@ -208,41 +212,173 @@ def test_the_defaults_of_vllms_requests_are_taken():
     assert openai_api.parse_completion(json.dumps(text).encode()).prompt == "hi"
 
 
+CALLED = {"id": "a", "type": "function", "function": {"name": "python", "arguments": "{}"}}
+REFUSED = {  # a result of a call that the turn before it does not have, and what else is found out late
+    "chat/completions": {
+        "messages": [
+            {"role": "assistant", "content": "", "tool_calls": [CALLED]},
+            {"role": "tool", "tool_call_id": "b", "content": "1"},
+        ]
+    },
+    "completions": {"prompt": [-1]},
+    "messages": {
+        "max_tokens": 9,
+        "messages": [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "python", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "b", "content": "1"}]},
+        ],
+    },
+    "responses": {"input": [QUESTION], "previous_response_id": "resp_none"},
+    "responses/input_tokens": {"input": [QUESTION], "previous_response_id": "resp_none"},
+    "messages/count_tokens": {"messages": [{"role": "wat"}]},
+}
+
+
+@pytest.mark.parametrize("dialect", REFUSED)
+async def test_a_refused_request_leaves_no_session_behind_and_a_good_one_goes_on(dialect):
+    async with served(["hi" + END]) as node, of_openai(node) as client, aiohttp.ClientSession() as any_client:
+
+        async def refused():
+            url = f"{node.address}/sessions/mine/v1/{dialect}"
+            async with any_client.post(url, json={"model": "tiny", **REFUSED[dialect]}) as response:
+                assert response.status == 400, await response.text()
+
+        await refused()
+        assert (len(node.gateway), node.gateway.counts.refused) == (0, 1)
+        await client.chat.completions.create(model="tiny", messages=[QUESTION])
+        await refused()
+        assert node.gateway.session("mine").cost["refused"] == 1
+        assert node.gateway.session("mine").turns == 1
+
+
+async def test_input_is_counted_as_the_next_turn_will_read_it_and_nothing_is_opened():
+    turns = [[THOUGHT + "one" + END], ["two" + END]]
+    async with served(*turns) as node, of_openai(node) as client:
+        await client.responses.input_tokens.count(model="tiny", input=[QUESTION])
+        assert len(node.gateway) == 0
+        first = await client.responses.create(model="tiny", input=[QUESTION])
+        more = {"model": "tiny", "input": [QUESTION], "previous_response_id": first.id}
+        counted = await client.responses.input_tokens.count(**more)
+        second = await client.responses.create(**more)
+        assert second.usage.input_tokens == counted.input_tokens
+        without = [QUESTION, {"role": "assistant", "content": "one"}, QUESTION]
+        assert (await client.responses.input_tokens.count(model="tiny", input=without)).input_tokens == (
+            counted.input_tokens
+        ), "the model reads its thought, which this client leaves out"
+
+
+async def test_a_client_that_leaves_while_its_stream_begins_is_no_error():
+    class Gone(AbstractStreamWriter):
+        async def write_headers(self, status_line, headers):
+            raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+        async def write(self, chunk):
+            raise AssertionError
+
+        write_eof = drain = write
+
+        def enable_compression(self, encoding="deflate", strategy=None):
+            raise AssertionError
+
+        def enable_chunking(self):
+            pass
+
+    async def chunks():
+        try:
+            yield b"first"
+        finally:
+            ended.append(True)
+
+    ended = []
+    await server._stream(make_mocked_request("POST", "/", writer=Gone()), chunks(), lambda problem: b"")
+    assert ended == [True]
+
+
+class Agent:
+    """Asks three times over the dialects by turns, and may leave before an answer or in the middle of it.
+
+    path: the session's, "" for requests that name none. answered, kept: how many answers it got, and how many of those
+    the Responses API keeps.
+    """
+
+    def __init__(self, client, address, number):
+        self.client = client
+        self.number = number
+        self.draw = random.Random(number)
+        self.path = f"{address}/sessions/s{number}" if number % 8 else address
+        self.messages = [{"role": "user", "content": f"question {number}"}]
+        self.previous = None
+        self.answered = self.kept = 0
+
+    def request(self, turn):
+        kind = ("chat/completions", "messages", "responses")[(self.number + turn) % 3]
+        body = {"model": "tiny", "stream": self.draw.random() < 0.5}
+        if kind != "responses":
+            return kind, {**body, "max_tokens": 12, "messages": self.messages}
+        if self.previous is None:
+            return kind, {**body, "max_output_tokens": 12, "input": self.messages}
+        more = {"input": "Go on.", "previous_response_id": self.previous}
+        return kind, {**body, "max_output_tokens": 12, **more}
+
+    async def ask(self, turn):
+        kind, body = self.request(turn)
+        leaves = self.draw.choice([0.0, 0.01, 0.1, 1.0]) if self.draw.random() < 0.3 else 150.0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(leaves), self.client.post(f"{self.path}/v1/{kind}", json=body) as response:
+                assert response.status == 200, await response.text()
+                answer = await response.text()
+                self.answered += 1
+                if kind == "responses":
+                    self.kept += 1
+                    self.previous = re.search(r"resp_[0-9a-f]{32}", answer)[0]
+                    self.messages = [*self.messages, {"role": "assistant", "content": "otherwise"}]
+
+    async def live(self):
+        for turn in range(3):
+            await self.ask(turn)
+            self.messages = [
+                *self.messages,
+                {"role": "assistant", "content": f"I said {turn}"},
+                {"role": "user", "content": "Go on."},
+            ]
+        return self
+
+
 @pytest.mark.timeout(200)
-async def test_512_sessions_at_once_of_which_some_go_away_leave_nothing():
+async def test_512_sessions_over_all_dialects_of_which_some_go_away_leave_nothing():
 
     def prepare(replica):
         replica._script, replica.usable_blocks = None, 1 << 17  # room for all lineages: the clock stands still here
 
     async with served(prepare=prepare, replicas=2) as node:
+        before = asyncio.all_tasks()
         connector = aiohttp.TCPConnector(limit=0)
-
-        async def agent(client, number):
-            messages, answered = [{"role": "user", "content": f"question {number}"}], 0
-            dialect = ("chat/completions", "messages")[number % 2]
-            url = f"{node.address}/sessions/s{number}/v1/{dialect}"
-            for turn in range(3):
-                body = {"model": "tiny", "max_tokens": 12, "messages": messages, "stream": (number + turn) % 3 == 0}
-                leaves = (number + turn) % 5 == 0
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(0.02 if leaves else 150), client.post(url, json=body) as response:
-                        assert response.status == 200, await response.text()
-                        await response.read()
-                        answered += 1
-                messages += [{"role": "assistant", "content": f"I said {turn}"}, {"role": "user", "content": "Go on."}]
-            return answered
-
         async with aiohttp.ClientSession(connector=connector) as client, asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(agent(client, number)) for number in range(512)]
-        for _ in range(500):
-            if not any(replica.in_flight for replica in node.replicas.made):
+            agents = [Agent(client, node.address, number) for number in range(512)]
+            running = [tasks.create_task(agent.live()) for agent in agents]
+        del running
+        for _ in range(1000):
+            if asyncio.all_tasks() <= before and not any(replica.in_flight for replica in node.replicas.made):
                 break
             await asyncio.sleep(0.01)
         await settle()
-        answered = sum(task.result() for task in running)
-        sessions = [node.gateway.find(f"s{number}") for number in range(512)]
-        turns = sum(session.turns for session in sessions if session is not None)
-        assert answered <= turns <= 3 * 512
-        assert turns < 3 * 512, "nobody went away, so this shows nothing"
-        assert not any(session.in_flight for session in sessions if session is not None)
+        left = [task.get_name() for task in asyncio.all_tasks() - before]
+        assert left == [], "a task outlived its request"
+        assert node.fleet._turns == {}, "a request holds its place"
+        assert not any(replica.in_flight for replica in node.replicas.made)
+        named = [agent for agent in agents if agent.number % 8]
+        sessions = [node.gateway.find(f"s{agent.number}") for agent in named]
+        found = [(agent, session) for agent, session in zip(named, sessions, strict=True) if session is not None]
+        assert not any(session.in_flight or session.users for _, session in found)
+        assert all(agent.answered <= session.turns <= 3 for agent, session in found)
+        assert all(agent.answered == 0 for agent, session in zip(named, sessions, strict=True) if session is None)
+        assert len(node.gateway) == len(found), "a session that no client began"
+        answered = sum(agent.answered for agent in agents)
+        assert 512 < answered < 3 * 512, "nobody went away, or all did, so this shows nothing"
+        for agent, session in found:
+            others = agent.answered - agent.kept
+            assert agent.kept <= len(session.responses) <= session.turns - others, "one that was left is kept"
         assert node.gateway.counts.refused == 0
+        for agent, _ in found:
+            node.gateway.close(f"s{agent.number}")
+        assert node.fleet._homes == {}, "a session that has ended holds KV blocks"

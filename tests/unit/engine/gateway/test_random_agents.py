@@ -106,9 +106,16 @@ class Agent:
         for each in replies:
             self.versions[id(each.finished)].add(as_sent(each))
         shown = CHAT.decode(reply.finished.prompt_ids)
-        versions = [self.versions[id(each.finished)] for each in replies]
+        versions = [self.versions[id(each.finished)] | self.without_thought(each) for each in replies]
         assert is_made_of(shown, rendered(sent), versions), "the model read another conversation"
         self.versions[id(reply.finished)].add(as_sampled(reply))
+
+    def without_thought(self, sent):
+        """The versions of all replies that look like one that comes back without its thought: it may be any of them."""
+        if sent.thought or "</think>" in sent.text:
+            return set()
+        same = [each for each in self.replies if looks(each) == looks(sent)]
+        return {version for each in same for version in self.versions[id(each.finished)]}
 
     async def leave(self, items):
         dialect = self.draw.choice(DIALECTS)
@@ -210,6 +217,12 @@ def rendered(items):
         elif item is not None:
             messages.append({"role": item.role, "content": item.text})
     return CHAT._render(messages, generate=True).split(MARK)
+
+
+def looks(reply):
+    """A turn as the gateway compares it, but for its thought."""
+    calls = [(name, json.loads(arguments)) for _, name, arguments in reply.whole_calls]
+    return "".join(reply.content.split()), calls
 
 
 def as_sampled(reply):
@@ -329,3 +342,27 @@ async def test_branches_whose_texts_are_equal_go_on_as_the_client_sends_them():
                 ), "it goes on from another branch"
             assert len(session.trajectory(a_prompt(), StopReason.ANSWER).parts) == 3
             gateway.closing()
+
+
+async def test_branches_that_differ_in_an_earlier_thought_go_on_as_the_client_sends_them():
+    timeline = Timeline(Clock(tick=0.001))
+    firsts = iter(["<think>\nhm\n</think>\n\nIt is ", "It is "])
+
+    def script(token_ids, sampling):
+        yield ("<think>\nso\n</think>\n\nI say " if b"Go on" in CHAT.decode(token_ids).encode() else next(firsts)) + END
+
+    async with fleet_of(Replicas(chat=CHAT, script=script), timeline=timeline) as fleet:
+        gateway = Gateway(fleet, CHAT, timeline, GatewayConfig())
+        session, dialect = gateway.open("s", SessionRules(max_tokens=3000)), OpenAiDialect(CHAT)
+
+        async def ask(*items):
+            return await dialect.ask(session, dialect.body(items, tools=False, max_tokens=200), stream=False)
+
+        more = Said(role="user", text="Go on.")
+        firsts_said = [await ask(ASKED), await ask(ASKED)]
+        seconds = [await ask(ASKED, first, more) for first in firsts_said]
+        for first, second in reversed([*zip(firsts_said, seconds, strict=True)]):
+            last = await ask(ASKED, first, more, second, more)
+            read = (*second.finished.prompt_ids, *second.finished.token_ids)
+            assert last.finished.prompt_ids[: len(read)] == read, "it goes on from another branch"
+        gateway.closing()
