@@ -61,7 +61,7 @@ TOKENS_PER_S = "tokens/per_s"
 """sampled tokens per second of the whole step"""
 WASTE = "waste/*_tokens"
 """sampled tokens that were not trained, by reason: `flat`, `error`, `surplus` (cancelled extra samples),
-`not_selected` (by RoC, for example), `superseded`"""
+`not_selected` (by RoC, for example), `superseded`, `forced` (a grammar decided)"""
 
 TOOLS_ERROR_SHARE = "tools/error_share"
 """failed tool calls / calls, in all graded trajectories"""

@@ -202,6 +202,7 @@ class Placement:
 class Turn:
     """One assistant turn: the sampled span [start, end) of the trajectory's tokens.
 
+    A token of it that is not in sampled_T was decided by a grammar (`engine.replica.grammar_mass`), and is not trained.
     placed: the decision that placed it, followed by those that moved it.
     """
 
@@ -303,6 +304,11 @@ class Trajectory:
         return sum(int(part.sampled_T.sum()) for part in self.parts)
 
     @property
+    def forced_tokens(self) -> int:
+        """How many tokens of turns a grammar decided about."""
+        return sum(int((~part.sampled_T[turn.start : turn.end]).sum()) for part in self.parts for turn in part.turns)
+
+    @property
     def all_turns(self) -> list[Turn]:
         return [turn for part in self.parts for turn in part.turns]
 
@@ -319,7 +325,8 @@ class Group:
     lease is released once the group was trained or dropped. kept: indices into trajectories; advantages_K: one per
     kept trajectory. drop: why nothing of the group is trained ("flat", "error"); None if something is.
     waste: sampled tokens that are in none of the trajectories, by reason ("surplus": rollouts beyond those needed;
-    "flat", "error": groups given up; "superseded": sampled anew). refills: prompts given up before this one.
+    "flat", "error": groups given up; "superseded": sampled anew; "forced": of the groups given up, the tokens that a
+    grammar decided about). refills: prompts given up before this one.
     """
 
     prompt: Prompt

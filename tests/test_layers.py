@@ -186,7 +186,7 @@ NEVER = {"sandbox/client": "sandbox.inside", "sandbox/http": "sandbox.inside"}
 HEAVY = {
     "vllm": ("engine/replica/", "algo/weights/"),
     "torch": ("engine/replica/", "algo/weights/", "algo/learner/", "algo/loss/", "algo/contracts.py"),
-    "transformers": ("engine/rollout/chat_template.py", "algo/learner/"),
+    "transformers": ("engine/rollout/chat_template.py", "engine/replica/grammars.py", "algo/learner/"),
     "datasets": ("engine/data/tables.py",),
 }
 INSIDE_THE_JAIL = ("sandbox/inside/", "algo/reward/maths/guest/")

@@ -188,8 +188,8 @@ class Fleet:
         the turn as they are made. Afterwards the caller calls `turn_finished` if the trajectory waits for tools, else
         `trajectory_ended`.
 
-        Raises ReplicaDied if no replica will come, DeadlyTurn if a second one dies under the turn, and Superseded if
-        the trajectory must begin again; then the caller calls `trajectory_ended` first.
+        Raises ReplicaDied if no replica will come, DeadlyTurn if a second one dies under the turn, GrammarRefused,
+        and Superseded if the trajectory must begin again; then the caller calls `trajectory_ended` first.
         """
         size = len(token_ids)
         produced: list[int] = []
@@ -262,9 +262,7 @@ class Fleet:
                     if early or self._version_of(key) != version or not same:
                         raise _Diverged
                 new = replace(
-                    delta,
-                    token_ids=delta.token_ids[len(expected) :],
-                    logprobs=delta.logprobs[len(expected) :],
+                    delta.without_first(len(expected)),
                     spans=[(number, max(begin, repeated), end) for number, begin, end in delta.spans if end > repeated],
                 )
                 if new.token_ids or new.finish is not None:
@@ -463,8 +461,13 @@ class Fleet:
 
 
 def _rest(sampling: Sampling, produced: int) -> Sampling:
-    """Returns how the rest of a turn is sampled after `produced` tokens."""
+    """Returns how the rest of a turn is sampled after `produced` tokens, which its grammar has taken already."""
     if not produced:
         return sampling
     seed = None if sampling.seed is None else (sampling.seed + produced) % SEEDS
-    return replace(sampling, max_tokens=sampling.max_tokens - produced, seed=seed)
+    return replace(
+        sampling,
+        max_tokens=sampling.max_tokens - produced,
+        seed=seed,
+        grammar_tokens=0 if sampling.grammar is None else sampling.grammar_tokens + produced,
+    )

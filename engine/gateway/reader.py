@@ -19,7 +19,7 @@ from dataclasses import replace
 from engine.gateway.lineage import CalledTool, is_malformed
 from engine.gateway.overlap import overlap
 from engine.gateway.requests import Call, Event, Text
-from engine.gateway.thoughts import ThoughtReader, opens_thought
+from engine.gateway.thoughts import ThoughtReader
 from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate, Message
 from engine.rollout.tool_call_parser import OPEN, MalformedCall, ToolCall, ToolCallParser
@@ -48,7 +48,7 @@ class TurnReader:
         self._stops = stops
         self._marks = (*stops, OPEN) if calls else tuple(stops)
         self._parser = ToolCallParser() if calls else None
-        self._thoughts = ThoughtReader(opened=opens_thought(chat.prefill)) if thoughts else None
+        self._thoughts = ThoughtReader(opened=chat.thoughts == "begun") if thoughts else None
         self._stream = chat.stream()
         self._ids: list[int] = []
         self._end_token = False
@@ -67,9 +67,7 @@ class TurnReader:
                 self._text += self._stream.step([token])
                 if self._stopped(before):
                     kept = at + 1
-                    delta = replace(
-                        delta, token_ids=delta.token_ids[:kept], logprobs=delta.logprobs[:kept], finish="stop"
-                    )
+                    delta = replace(delta.up_to(kept), finish="stop")
                     self._end_token = False
                     break
         elif content:

@@ -69,16 +69,31 @@ class SamplingOverrides:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Constraint:
+    """What a turn must be, apart from thoughts before it.
+
+    field: the part of the request that asks for it. tools: the tools that the turn may call. once: whether one call is
+    all that it may have. schema: the JSON schema of an answer without calls; None: the turn must have a call.
+    """
+
+    field: str
+    tools: tuple[Mapping[str, Any], ...] = ()
+    once: bool = False
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChatRequest:
     """The next turn of a conversation.
 
     messages: in OpenAI's form, except that `content` is always text. An assistant's message may have `tool_calls` and
     `reasoning_content` (its thought), a tool's has `tool_call_id`. tools: the schemas, in OpenAI's form, that the
-    template shows.
+    template shows. constraint: None for a free turn.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    constraint: Constraint | None = None
     overrides: SamplingOverrides = field(default_factory=SamplingOverrides)
 
 

@@ -2,6 +2,7 @@
 
 Invariants
 - A turn that was sampled to its end is in one lineage. An unfinished one leaves nothing there and counts as waste.
+- A turn of a request with a constraint obeys its grammar; the tokens that the grammar decided about are not trained.
 - A client can send a turn back as it got it, and the next request is recognised.
 - Closing a generator early aborts its request, which frees its KV blocks.
 - With `SessionRules.fixed`, the n-th turn of the first lineage is sampled like the n-th turn of one of our rollouts.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.fleet.fleet import Fleet, Superseded
+from engine.gateway.grammar import grammar_of
 from engine.gateway.kept_responses import IN_SESSION, KeptResponses
 from engine.gateway.lineage import Chats, Lineage, Lineages, Opened, SampledTurn
 from engine.gateway.reader import TurnReader
@@ -24,6 +26,7 @@ from engine.gateway.requests import (
     BadRequest,
     Begun,
     ChatRequest,
+    Constraint,
     Event,
     Finished,
     FinishReason,
@@ -32,7 +35,7 @@ from engine.gateway.requests import (
     TextRequest,
     TooLong,
 )
-from engine.replica.port import Delta, ReplicaDied, Sampling
+from engine.replica.port import Delta, GrammarRefused, ReplicaDied, Sampling
 from engine.rollout.chat_template import TemplateError
 from engine.rollout.rollout import derive_seed
 from engine.telemetry.timeline import Timeline
@@ -91,6 +94,10 @@ class Counts:
     """The same by field; a request may have several."""
     renamed: int = 0
     """Requests for another model, which the session's model answered."""
+    constrained: int = 0
+    """Requests whose turn had to be a call, or JSON."""
+    forced_tokens: int = 0
+    """Sampled tokens that a grammar decided about, which are not trained."""
     refused: int = 0
     """Requests that were answered with a client error (a status of 400 to 499), except those beyond a budget."""
 
@@ -153,7 +160,7 @@ class Session:
             stops = request.overrides.stop
             return opened, TurnReader(lineage.chat, seed, calls=bool(request.tools), stops=stops)
 
-        return self._turn(open_chat, request.overrides, stream=stream)
+        return self._turn(open_chat, request.overrides, request.constraint, stream=stream)
 
     def complete(self, request: TextRequest, *, stream: bool = False) -> AsyncGenerator[Event, None]:
         """Continues the tokens of a request; otherwise like `chat`."""
@@ -168,10 +175,15 @@ class Session:
             reader = TurnReader(self._chat, self.key, calls=False, stops=stops, thoughts=False)
             return self.lineages.open_text(request.prompt_ids), reader
 
-        return self._turn(open_text, request.overrides, stream=stream)
+        return self._turn(open_text, request.overrides, None, stream=stream)
 
     async def _turn(
-        self, begin: Callable[[], tuple[Opened, TurnReader]], overrides: SamplingOverrides, *, stream: bool
+        self,
+        begin: Callable[[], tuple[Opened, TurnReader]],
+        overrides: SamplingOverrides,
+        constraint: Constraint | None,
+        *,
+        stream: bool,
     ) -> AsyncGenerator[Event, None]:
         opened, reader = begin()
         lineage, deltas, closed = opened.lineage, list[Delta](), False
@@ -180,8 +192,9 @@ class Session:
         task = asyncio.current_task()
         assert task is not None
         try:
-            sampling = self._sampling(opened, overrides, stream=stream)
+            sampling = self._sampling(opened, overrides, constraint, stream=stream)
             self._count(opened, overrides)
+            self.count_up(constrained=constraint is not None)
             lane = self._timeline.lanes["trajectories"].take()
             self.in_flight += 1
             self._running.add(task)
@@ -221,7 +234,8 @@ class Session:
             closed = True
             self.turns += 1
             self._last = lineage
-            self.count_up(cached_tokens=turn.cached_tokens, sampled_tokens=turn.end - turn.start)
+            forced = sum(sum(delta.forced) for delta in deltas)
+            self.count_up(cached_tokens=turn.cached_tokens, sampled_tokens=turn.end - turn.start, forced_tokens=forced)
             if self._closed:
                 self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
             else:
@@ -238,6 +252,9 @@ class Session:
         except (ReplicaDied, Superseded) as error:
             self.failure = error
             raise
+        except GrammarRefused as error:
+            assert constraint is not None
+            raise BadRequest(constraint.field, f"it cannot be enforced: {error}") from error
         finally:
             if lane is not None:
                 self.in_flight -= 1
@@ -253,8 +270,10 @@ class Session:
                     lineage.key = self._fleet.new_key()
                 lineage.busy = False
 
-    def _sampling(self, opened: Opened, overrides: SamplingOverrides, *, stream: bool) -> Sampling:
-        """Returns how a turn is sampled. Raises BadRequest when a budget is used up."""
+    def _sampling(
+        self, opened: Opened, overrides: SamplingOverrides, constraint: Constraint | None, *, stream: bool
+    ) -> Sampling:
+        """Returns how a turn is sampled. Raises BadRequest when a budget is used up, or for an impossible grammar."""
         each = bool(overrides.stop)  # deliver each token: a stop text ends the turn at its last one
         rules, lineage = self.rules, opened.lineage
         if self._closed:
@@ -277,6 +296,7 @@ class Session:
             stop_token_ids=(lineage.chat.end_of_turn,),
             deliver_at=None if each else frozenset(),
             bundle=STREAMED if stream else WHOLE,
+            grammar=None if constraint is None else grammar_of(constraint, lineage.chat.thoughts),
         )
 
     def _seed(self, lineage: Lineage, overrides: SamplingOverrides) -> int | None:

@@ -8,9 +8,9 @@ has only the closing tag.
 from __future__ import annotations
 
 from engine.gateway.overlap import overlap
-from engine.rollout.chat_template import ChatTemplate, Message
+from engine.rollout.chat_template import THOUGHT, ChatTemplate, Message
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN, CLOSE = THOUGHT
 _TRIED = "omega"  # the thought by which a template is tried
 
 
@@ -48,16 +48,6 @@ def shows_thoughts(chat: ChatTemplate) -> bool:
         return _TRIED in chat.decode(chat.prompt_ids([{"role": "user", "content": "u"}, thinking]))
     except ValueError:  # TemplateError is one
         return False
-
-
-def opens_thought(prefill: str) -> bool:
-    """Returns whether a prompt that ends with this text has an open thought.
-
-    >>> opens_thought("<think>"), opens_thought("<think></think>"), opens_thought("")
-    (True, False, False)
-    """
-    _, opened, rest = prefill.rpartition(OPEN)
-    return bool(opened) and CLOSE not in rest
 
 
 class ThoughtReader:

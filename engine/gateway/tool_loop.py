@@ -70,6 +70,12 @@ class ToolLoop:
         if not 1 <= n <= self._max_samples:
             raise BadRequest("n", f"must be from 1 to {self._max_samples}, got {n}")
         request.overrides.check_no_changes()
+        if request.constraint is not None:
+            raise BadRequest(
+                request.constraint.field,
+                "this server answers with its own agent, which decides itself when it calls and what it says. Fix: "
+                "bring tools of your own, or a server without tools=true",
+            )
         rollouts = self._rollouts.with_config(_budget(self._rollouts.config, request.overrides))
         prompt, group = self._prompt(request), next(self._groups)
         try:

@@ -73,8 +73,9 @@ def _joined(outputs: Sequence[Any]) -> Any:
     last = outputs[-1]
     last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
     parts = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
-    ids_T1, logprobs_T1, ranks_T = (
-        np.concatenate(arrays) for arrays in zip(*(part[:3] for part in parts), strict=True)
-    )
-    last.new_logprobs = parts[0]._make((ids_T1, logprobs_T1, ranks_T, None))
+    # A step has a column more for all its requests while one of them has a grammar (`engine.replica.grammar_mass`).
+    columns = min(part[1].shape[1] for part in parts)
+    ids_TC, logprobs_TC = (np.concatenate([part[field][:, :columns] for part in parts]) for field in (0, 1))
+    ranks_T = np.concatenate([part[2] for part in parts])
+    last.new_logprobs = parts[0]._make((ids_TC, logprobs_TC, ranks_T, None))
     return last

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from engine.types import Floats
@@ -36,11 +36,14 @@ class Sampling:
     top_p: float = 1.0
     bundle: int = BUNDLE
     version: int | None = None
+    grammar: str | None = None
+    grammar_tokens: int = 0
 
     def __post_init__(self) -> None:
         require("max_tokens", self.max_tokens, at_least(1))
         require("temperature", self.temperature, within("[0, inf)"))
         require("top_p", self.top_p, within("(0, 1]"))
+        require("grammar_tokens", self.grammar_tokens, at_least(0))
         if self.seed is not None and not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed must be from 0 to {SEEDS - 1}, got {self.seed}")
 
@@ -50,7 +53,9 @@ class Delta:
     """One or more tokens as a replica produced them. finish is set on the last delta: "stop", "length" or "abort".
 
     version: the replica's weight version now. spans: on the last delta, (version, start, end) over all tokens of the
-    request, exact also if weights were updated during it.
+    request, exact also if weights were updated during it. logprobs: the model's own, whether or not a grammar ruled
+    tokens out. forced: of each token, whether the grammar decided about it rather than the model
+    (`engine.replica.grammar_mass`); () for a turn without a grammar.
     """
 
     token_ids: Sequence[int]
@@ -59,6 +64,19 @@ class Delta:
     cached_tokens: int = 0
     version: int = 0
     spans: Sequence[tuple[int, int, int]] = ()
+    forced: Sequence[bool] = ()
+
+    def without_first(self, tokens: int) -> Delta:
+        """Returns the delta without its first tokens, and with its spans as they are."""
+        return replace(
+            self, token_ids=self.token_ids[tokens:], logprobs=self.logprobs[tokens:], forced=self.forced[tokens:]
+        )
+
+    def up_to(self, tokens: int) -> Delta:
+        """Returns the delta with only its first tokens, and with its spans as they are."""
+        return replace(
+            self, token_ids=self.token_ids[:tokens], logprobs=self.logprobs[:tokens], forced=self.forced[:tokens]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +109,17 @@ class Generator(Protocol):
     def generate(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> AsyncGenerator[Delta, None]:
         """Yields deltas until one has `finish`. Closing the generator aborts the request.
 
-        Raises ReplicaDied when the engine is gone.
+        Raises ReplicaDied when the engine is gone, and GrammarRefused.
         """
         ...
 
 
 class ReplicaDied(RuntimeError):
     """The engine behind a generator is dead; the request can continue elsewhere from its tokens."""
+
+
+class GrammarRefused(ValueError):
+    """The engine cannot sample by the grammar of a request. It goes on serving; the message says why."""
 
 
 class ReplicaMisconfigured(ReplicaDied):

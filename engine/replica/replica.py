@@ -29,7 +29,7 @@ from engine.process.forks import Forks, forks_die_with_us
 from engine.process.last_words import LastWords
 from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig, check_sleep, prepare_environment
-from engine.replica.port import Delta, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
+from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.types import Floats
 
 
@@ -51,6 +51,7 @@ class Replica:
         self._on_step = on_step
         self._updating = False
         self._asleep = False
+        self._measures_grammars = False
         self._ends: dict[str, list[tuple[int, float]]] = {}  # per request: (version, its tokens at the version's end)
         self._adapters: dict[int, Any] = {}  # vLLM's LoRARequest by version, the oldest first
         self._using: Counter[int] = Counter()  # requests by version
@@ -76,6 +77,7 @@ class Replica:
                 self.usable_blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
                 async with self._alive():  # an engine that is told to end while it starts comes up before it ends
                     await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
+                    self._measures_grammars = all(await self._engine.collective_rpc("measure_grammars"))
                     if not self.config.lora_rank:
                         await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
                     # vLLM remembers these. Otherwise the first request asks for them, for ever if the engine is dead.
@@ -182,19 +184,25 @@ class Replica:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        bundled = {"deliver_at": list(sampling.deliver_at or ()), "bundle": sampling.bundle}
+        from engine.replica.grammars import REFUSED
+
+        ours: dict[str, Any] = {}
+        if sampling.deliver_at is not None:
+            ours |= {"deliver_at": list(sampling.deliver_at), "bundle": sampling.bundle}
+        if sampling.grammar is not None:
+            ours |= {"grammar": sampling.grammar, "grammar_tokens": sampling.grammar_tokens}
         parameters = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),
-            logprobs=0,
+            logprobs=0 if sampling.grammar is None else 1,  # the other one is the mass of the grammar
             ignore_eos=sampling.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             skip_clone=True,  # nobody else uses these parameters
-            extra_args=None if sampling.deliver_at is None else bundled,
+            extra_args=ours or None,
         )
         self._enter()
         ends = self._ends.setdefault(request_id, [])
@@ -212,11 +220,21 @@ class Replica:
             ) as outputs:
                 async for output in outputs:
                     part = output.outputs[0]
+                    if sampling.grammar is not None and part.finish_reason == "error":
+                        reason = str(part.stop_reason or "")
+                        if reason.startswith(REFUSED):
+                            raise GrammarRefused(reason.removeprefix(REFUSED))
+                        raise RuntimeError("the engine ended a request that obeys its grammar")
                     total += len(part.token_ids)
-                    logprobs = part.logprobs or []
+                    logprobs, forced = part.logprobs or [], list[bool]()
+                    if sampling.grammar is not None:
+                        logprobs, forced = self._judged(logprobs)
                     now = self.version if adapter is None else version
                     spans = _spans([*ends, (now, total)], total) if part.finish_reason else ()
-                    yield Delta(part.token_ids, logprobs, part.finish_reason, output.num_cached_tokens or 0, now, spans)
+                    cached = output.num_cached_tokens or 0
+                    yield Delta(part.token_ids, logprobs, part.finish_reason, cached, now, spans, forced)
+        except GrammarRefused:
+            raise
         except VLLMValidationError as error:
             raise ValueError(f"replica {self.index} refuses the request: {error}") from error
         except Exception as error:
@@ -227,6 +245,16 @@ class Replica:
             self.in_flight -= 1
             self._using[version] -= 1
             del self._ends[request_id]
+
+    def _judged(self, pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[bool]]:
+        """Returns the model's own log-probabilities of tokens under a grammar, and which of the tokens are forced.
+
+        pairs: the log-probabilities under the grammar, and its log-masses.
+        """
+        from engine.replica.grammar_mass import UNKNOWN, judged
+
+        found = [judged(logprob, mass if self._measures_grammars else UNKNOWN) for logprob, mass in pairs]
+        return [logprob for logprob, _ in found], [forced for _, forced in found]
 
     async def abort(self, request_id: str) -> None:
         """See `engine.replica.port.ReplicaPort`."""

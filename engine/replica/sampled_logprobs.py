@@ -19,6 +19,15 @@ class SampledLogprobs(LogprobsProcessor):
         self.logprobs.extend(logprobs_lists.logprobs[:, 0].tolist())
 
 
+class LogprobsAndMasses(LogprobsProcessor):
+    """`logprobs` is a list of pairs, one per token: its log-probability and the log-mass of its grammar, as
+    `engine.replica.grammar_mass` has them.
+    """
+
+    def _update_sample_logprobs(self, logprobs_lists: Any) -> None:
+        self.logprobs.extend(map(tuple, logprobs_lists.logprobs[:, :2].tolist()))
+
+
 class Logprobs(LogprobsProcessor):
     """Replaces the class of which vLLM makes one for each request."""
 
@@ -26,8 +35,12 @@ class Logprobs(LogprobsProcessor):
     def from_new_request(cls, tokenizer: Any, request: Any) -> Any:
         """Returns a SampledLogprobs if that is all that the request wants; `flat_logprobs` asks for vLLM's own."""
         parameters = request.sampling_params
-        only_sampled = parameters.num_logprobs == 0 and tokenizer is None and not parameters.flat_logprobs
-        kind: type[LogprobsProcessor] = SampledLogprobs if only_sampled else LogprobsProcessor
+        kind: type[LogprobsProcessor] = LogprobsProcessor
+        if tokenizer is None and not parameters.flat_logprobs:
+            if "grammar" in (parameters.extra_args or {}):
+                kind = LogprobsAndMasses
+            elif parameters.num_logprobs == 0:
+                kind = SampledLogprobs
         return kind.from_new_request(tokenizer, request)
 
 

@@ -1,4 +1,6 @@
-"""vLLM's schedulers with bundled outputs, for the engine's own process. Adapts an interface that may change.
+"""vLLM's schedulers with bundled outputs and grammars, for the engine's own process.
+
+They adapt an interface that may change.
 
 Invariants
 - All tokens of a bundle were sampled by one version of the weights: nothing is held across a pause.
@@ -15,24 +17,30 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.request import RequestStatus
 
 from engine.process.forks import leave_terminal
+from engine.replica.grammars import Grammars, reason_of
 from engine.replica.output_bundler import OutputBundler
 
 
 class BundlingScheduler(Scheduler):
-    """A request is bundled if its SamplingParams.extra_args have `deliver_at` and `bundle`."""
+    """A request is bundled if its SamplingParams.extra_args have `deliver_at` and `bundle`. It obeys the `grammar`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if multiprocessing.parent_process() is not None:
             leave_terminal()  # `adopt` runs in the workers, other processes, if there are several GPUs
         self._bundler = OutputBundler()
+        self._grammars = Grammars(self.structured_output_manager, self.vllm_config)
+        self._refusals: dict[str, str] = {}  # by request, until its end is told
         self._pausing = False
 
     def add_request(self, request: Any) -> None:
-        super().add_request(request)
         extra = request.sampling_params.extra_args or {}
+        if "grammar" in extra:
+            self._grammars.add(request, extra["grammar"], extra["grammar_tokens"])
+        super().add_request(request)
         if "deliver_at" in extra:
             self._bundler.add(request.request_id, extra["deliver_at"], extra["bundle"])
 
@@ -40,6 +48,8 @@ class BundlingScheduler(Scheduler):
         finished = super().finish_requests(request_ids, finished_status)
         for request in finished:
             self._bundler.forget(request.request_id)
+            if finished_status is RequestStatus.FINISHED_ERROR and (reason := reason_of(request)):
+                self._refusals[request.request_id] = reason
         return finished
 
     def set_pause_state(self, pause_state: PauseState) -> None:
@@ -51,7 +61,10 @@ class BundlingScheduler(Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         by_client = super().update_from_output(scheduler_output, model_runner_output)
         for step in by_client.values():
+            for output in step.outputs if self._refusals else ():
+                output.stop_reason = self._refusals.get(output.request_id, output.stop_reason)
             step.outputs = self._bundler.push(step.outputs)
+        self._refusals.clear()
         if self._pausing or self.pause_state is not PauseState.UNPAUSED:  # steps under way may end after the pause
             by_client.setdefault(0, EngineCoreOutputs()).outputs += self._bundler.flush()
         if self._pausing:

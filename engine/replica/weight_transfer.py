@@ -34,6 +34,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from engine.process.forks import die_with, leave_terminal
 from engine.process.heap import Heap
+from engine.replica import grammar_mass
 from engine.replica.cpu_weight_loader import Direct, fits
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
@@ -163,6 +164,10 @@ class WorkerExtension:
             _yield_cores(niceness)
         die_with(os.getppid())
         _heap.keep()
+
+    def measure_grammars(self) -> bool:
+        """Measures what grammars rule out from now on; returns whether that is possible here."""
+        return grammar_mass.install(self.model_runner)  # type: ignore[attr-defined]  # of vLLM's worker
 
 
 def register() -> None:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers.decoders import DecodeStream
 
@@ -30,6 +30,8 @@ from engine.rollout.tool_call_messages import check_template_keeps_calls, normal
 
 Message = Mapping[str, Any]
 
+THOUGHT = ("<think>", "</think>")
+Thoughts = Literal["none", "possible", "begun"]
 _TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
 _CALLER = "\x00caller\x00"  # stands for the assistant's turn before it
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how tokenizers with byte fallback name a byte
@@ -275,6 +277,17 @@ class ChatTemplate:
             return any(head.endswith(tag) or tag.endswith(head) for head in heads)
 
         return frozenset(token for token, text in zip(ids, texts, strict=True) if last in text and completes(text))
+
+    @functools.cached_property
+    def thoughts(self) -> Thoughts:
+        """Whether a turn may begin with a thought in <think> tags, or has one begun in its prefill. "none" where the
+        template knows none, or the prefill has a whole one.
+        """
+        begin, end = THOUGHT
+        if begin in self.prefill:
+            return "none" if end in self.prefill.rpartition(begin)[2] else "begun"
+        known = begin in self._tokenizer.get_chat_template(self.template, self._tools)
+        return "possible" if known else "none"
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a plain text, with what the tokenizer adds around it (a beginning-of-text token, say)."""

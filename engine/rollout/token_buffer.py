@@ -2,7 +2,8 @@
 
 Invariants
 - It is append-only: what was appended never changes, so a request may read the ids while more of them come.
-- Every sampled token has a log-probability and a weight version; nothing else has.
+- Every sampled token has a log-probability and a weight version; nothing else has. A token that a grammar decided about
+  counts as given (`engine.replica.grammar_mass` says why), so nothing trains it.
 - It takes eight bytes per token, since thousands of trajectories with many thousand tokens each may be alive.
 """
 
@@ -56,13 +57,23 @@ class TokenBuffer:
         return len(self.ids)
 
     def append_sampled(self, delta: Delta) -> None:
-        """Appends the tokens of a delta, under its version. The caller applies its spans with `label`."""
+        """Appends the tokens of a delta, under its version. The caller applies its spans with `label`.
+
+        Forced tokens count as given.
+        """
         assert len(delta.logprobs) == len(delta.token_ids), delta
         if delta.version != self._version:
             self._version = delta.version
             self._versions.append((delta.version, len(self.ids), -1))
+        start = len(self.ids)
         self.ids.extend(delta.token_ids)
-        self._logprobs.extend(delta.logprobs)
+        if not any(delta.forced):
+            self._logprobs.extend(delta.logprobs)
+            return
+        assert len(delta.forced) == len(delta.token_ids), delta
+        forced_T = np.asarray(delta.forced, np.bool_)
+        self._given += [(start + begin, start + end) for forced, begin, end in _runs(forced_T) if forced]
+        self._logprobs.extend(np.asarray(delta.logprobs)[~forced_T].tolist())
 
     def append_given(self, token_ids: Sequence[int]) -> None:
         """Appends tokens that the policy did not sample: tool responses."""

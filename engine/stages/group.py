@@ -207,6 +207,7 @@ class _GroupRunner:
             if group.drop is None or following is None:
                 return replace(group, waste=+waste, refills=refills)  # `+` removes the zeros
             waste[group.drop] += sum(member.sampled_tokens for member in group.trajectories)
+            waste["forced"] += sum(member.forced_tokens for member in group.trajectories)
             self.timeline.instant("trajectories", f"{group.drop}: refilled", lease=admitted.lease, prompt=prompt.id)
             prompt, refills = following, refills + 1
 
@@ -291,7 +292,7 @@ def _waste(decision: GroupDecision, ended: dict[int, Trajectory], tallies: list[
     waste: Counter[str] = Counter()
     for sample, tally in enumerate(tallies):
         if sample in decision.members:
-            waste["superseded"] += tally.tokens - ended[sample].sampled_tokens
+            waste["superseded"] += tally.tokens - ended[sample].sampled_tokens - ended[sample].forced_tokens
         elif sample in ended and ended[sample].error is not None:
             waste["error"] += tally.tokens
         else:

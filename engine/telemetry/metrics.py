@@ -121,7 +121,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
     stops = Counter(member.stop for member in everyone)
     drops = Counter(flat=0, error=0)
     drops.update(group.drop for group in groups if group.drop)
-    staleness = [version - int(member.sampled_versions.min()) for member in trained if member.all_turns]
+    staleness = [version - int(member.sampled_versions.min()) for member in trained if member.sampled_tokens]
     return {
         **_grades(graded),
         **by_source(metric.REWARD, [(member.prompt.source, member.reward or 0.0) for member in graded]),
@@ -215,6 +215,8 @@ def _waste(groups: Sequence[Group]) -> Counter[str]:
     for group in groups:
         waste.update(group.waste)
         for index, member in enumerate(group.trajectories):
+            if forced := member.forced_tokens:
+                waste["forced"] += forced
             if index not in group.kept:
                 reason = group.drop or ("error" if member.error else "not_selected")
                 waste[reason] += member.sampled_tokens

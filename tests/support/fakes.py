@@ -18,7 +18,7 @@ from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.ports import Reward, ToolReply
 from engine.recording.rollouts import Rollout
-from engine.replica.port import Delta, KvSample, ReplicaDied, Sampling
+from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.telemetry.timeline import Timeline
 from engine.types import Floats, Prompt, StopReason, ToolUse, Trajectory, Turn
@@ -124,6 +124,8 @@ class ScriptedReplica:
         self.abort_gate: Gate | None = None
         self.stalls = False
         self.ends: list[int] = []  # end tokens of the model's own
+        self.forces: frozenset[int] = frozenset()  # tokens that a grammar decides about, in turns that have one
+        self.refuses: str | None = None  # why it samples by no grammar
         self.salt = 0  # replicas of different ones sample different tokens
         self._draws_from_the_start = draws_from_the_start
         self._aborts: dict[str, asyncio.Event] = {}
@@ -144,6 +146,8 @@ class ScriptedReplica:
         self._alive()
         assert sampling.max_tokens > 0, sampling
         assert not self.asleep
+        if sampling.grammar is not None and self.refuses is not None:
+            raise GrammarRefused(self.refuses)
         self.requests.append((list(token_ids), sampling, request_id))
         self.in_flight += 1
         aborted = self._aborts[request_id] = asyncio.Event()
@@ -159,7 +163,8 @@ class ScriptedReplica:
                     del self._aborts[request_id]
                 spans.append((self.version if self.engine_version is None else self.engine_version, sent - 1, sent))
                 exact = tuple(spans) if finish else ()
-                yield Delta([token], [logprob_of(token)], finish, len(token_ids), self.version, exact)
+                forced = () if sampling.grammar is None else [token in self.forces]
+                yield Delta([token], [logprob_of(token)], finish, len(token_ids), self.version, exact, forced)
                 if finish:
                     return
             assert aborted.is_set(), "the script ended without the end-of-turn token"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from engine.gateway.http.bodies import decoded_object
+from engine.gateway.http.constraints import anthropic_choice, anthropic_format, constraint_of
 from engine.gateway.http.openai_api import (
     NOT_SUPPORTED,
     Share,
@@ -35,7 +36,6 @@ IGNORED = (
     "service_tier",
     "thinking",
     "context_management",
-    "output_config",
     "betas",
     "container",
     "cache_control",
@@ -77,6 +77,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
     stream: bool = False
     stop_sequences: list[str] | None = None
     temperature: Temperature | None = None
@@ -86,9 +87,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def request(self) -> ChatRequest:
         """Returns the body as a request of the gateway. Raises BadRequest."""
-        kind = (self.tool_choice or {}).get("type", "auto")
-        if kind not in ("auto", "none"):
-            raise BadRequest("tool_choice", f"type must be 'auto' or 'none', got {kind!r}")
+        choice = anthropic_choice(self.tool_choice)
         messages: list[Message] = []
         if system := _system(self.system or "", "system"):
             messages.append({"role": "system", "content": system})
@@ -96,7 +95,7 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             messages += _messages(message, f"messages[{at}]")
         if not messages:
             raise BadRequest("messages", "must have at least one message")
-        tools = () if kind == "none" else tuple(_tool(tool, at) for at, tool in enumerate(self.tools or ()))
+        tools = () if choice.mode == "none" else tuple(_tool(tool, at) for at, tool in enumerate(self.tools or ()))
         check_stops("stop_sequences", self.stop_sequences or ())
         overrides = SamplingOverrides(
             max_tokens=self.max_tokens,
@@ -105,7 +104,8 @@ class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             stop=tuple(stop for stop in self.stop_sequences or () if stop),
             changes=self.changes,
         )
-        return ChatRequest(messages=tuple(messages), tools=tools, overrides=overrides)
+        constraint = constraint_of(choice, tools, anthropic_format(self.output_config))
+        return ChatRequest(messages=tuple(messages), tools=tools, constraint=constraint, overrides=overrides)
 
 
 def parse(data: bytes, **defaults: Any) -> MessagesBody:

@@ -18,6 +18,8 @@ COUNTERS = {
     "sampled_tokens": "Tokens sampled in turns that ended",
     "wasted_tokens": "Tokens sampled in turns that were cut off",
     "overruled": "Requests with a field (temperature, top_k, ...) that the session's own sampling overruled",
+    "constrained": "Requests whose turn had to be a call, or JSON",
+    "forced_tokens": "Sampled tokens that a grammar decided about, which are not trained",
     "renamed": "Requests for another model, which the session's model answered",
     "refused": "Requests that were answered with a client error",
 }

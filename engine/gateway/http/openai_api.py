@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from engine.gateway.http.bodies import decoded_object
+from engine.gateway.http.constraints import constraint_of, openai_choice, openai_format
 from engine.gateway.requests import (
     BadRequest,
     Begun,
@@ -133,6 +134,8 @@ class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
 
@@ -140,12 +143,15 @@ class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
         """Returns a request for each of the n samples. Raises BadRequest."""
         if not self.messages:
             raise BadRequest("messages", "must have at least one message")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise BadRequest("tool_choice", f"must be 'auto' or 'none', got {self.tool_choice!r}")
         messages = tuple(message_of(each, at) for at, each in enumerate(self.messages) if not _is_billing(each))
-        tools = () if self.tool_choice == "none" else tuple(_tool(each, at) for at, each in enumerate(self.tools or ()))
+        choice = openai_choice(self.tool_choice, parallel=self.parallel_tool_calls)
+        tools = () if choice.mode == "none" else tuple(_tool(each, at) for at, each in enumerate(self.tools or ()))
+        constraint = constraint_of(choice, tools, openai_format(self.response_format))
         limit = self.max_completion_tokens or self.max_tokens
-        return [ChatRequest(messages=messages, tools=tools, overrides=self.overrides(n, limit)) for n in range(self.n)]
+        return [
+            ChatRequest(messages=messages, tools=tools, constraint=constraint, overrides=self.overrides(n, limit))
+            for n in range(self.n)
+        ]
 
 
 class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):

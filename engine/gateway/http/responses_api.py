@@ -69,6 +69,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
             "messages": messages + new,
             "tools": [*self.offered.functions] or None,
             "tool_choice": self._tool_choice(),
+            "parallel_tool_calls": False if self.parallel_tool_calls is False else None,
             "response_format": self._response_format(),
             "max_completion_tokens": self.max_output_tokens,
         }

@@ -252,7 +252,7 @@ function modeLegend(mode, tokens) {
   const entries = {
     sampled_T: [
       ["sampled by the policy (trained on)", faded("accent", 22)],
-      ["given: prompt and tool replies", "transparent"],
+      ["given: prompt, tool replies, what a grammar decided", "transparent"],
     ],
     ratio_T: [
       ["more likely under the learner than under the sampler", faded("good")],

@@ -76,6 +76,10 @@ ITEM = objects(
     output=CONTENT,
     id=IDS,
 )
+NAMED = {"type": "function", "function": {"name": "python"}}
+SCHEMA = objects(
+    **{"type": near("object", "array"), "items": ANYTHING, "properties": ANYTHING, "minItems": NUMBERS, "not": ANYTHING}
+)
 FIELDS = {
     "input": st.lists(ITEM, max_size=4) | CONTENT,
     "instructions": CONTENT,
@@ -87,7 +91,7 @@ FIELDS = {
     "prompt": CONTENT | st.lists(near(1, 5, -1, 10**9), max_size=4),
     "system": CONTENT,
     "tools": st.lists(TOOL, max_size=2) | ANYTHING,
-    "tool_choice": near("auto", "none", {"type": "auto"}),
+    "tool_choice": near("auto", "none", "required", {"type": "auto"}, {"type": "any"}, NAMED),
     "model": near("tiny"),
     "stream": near(True, False),
     "stream_options": near({"include_usage": True}),
@@ -95,7 +99,9 @@ FIELDS = {
     "stop_sequences": near(["x"]),
     "logprobs": near(True, 1),
     "return_token_ids": near(True),
-    "response_format": near({"type": "text"}),
+    "response_format": near({"type": "text"}, {"type": "json_object"})
+    | objects(type=near("json_schema"), json_schema=objects(schema=SCHEMA, strict=near(True))),
+    "output_config": objects(format=objects(type=near("json_schema"), schema=SCHEMA)),
     **dict.fromkeys(("n", "seed", "temperature", "top_p", "top_k", "max_tokens"), NUMBERS),
     **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), NUMBERS),
     **dict.fromkeys(("metadata", "ignore_eos", "thinking", "presence_penalty", "thread"), ANYTHING),

@@ -52,14 +52,15 @@ class Directed:
 class Moving:
     """A turn of a long trajectory on two replicas, in steps: `until` so many tokens, `move`, `rest`."""
 
-    def __init__(self, **options):
+    def __init__(self, sampling=None, **options):
+        self.sampling = sampling or SAMPLING
         self.policy, self.replicas, self.timeline = Directed(), Replicas(**options), Timeline()
         self.fleet = fleet_of(self.replicas, 2, balancer=self.policy, timeline=self.timeline, restarts=1)
-        self.found, self.spans, self.finish = [], [], None
+        self.found, self.forced, self.spans, self.finish = [], [], [], None
 
     async def __aenter__(self):
         await self.fleet.__aenter__()
-        self.turn = self.fleet.turn(1, 0, [2, 3], SAMPLING)
+        self.turn = self.fleet.turn(1, 0, [2, 3], self.sampling)
         return self
 
     async def __aexit__(self, *error):
@@ -78,6 +79,7 @@ class Moving:
     def take(self, delta):
         _, delta = delta
         self.found += [*delta.token_ids]
+        self.forced += [*delta.forced]
         self.finish, self.spans = delta.finish, delta.spans
 
     def move(self, replica):
@@ -123,6 +125,20 @@ async def test_a_moved_turn_goes_on_from_its_tokens_with_what_is_left_of_its_bud
         assert [said for said in run.policy.said if said[0] == "request_turn"] == [("request_turn", 1, 2)], (
             "the books moved at once"
         )
+
+
+async def test_a_moved_turn_goes_on_in_the_middle_of_its_grammar():
+    async with Moving(sampling=replace(SAMPLING, grammar="{}")) as run:
+        run.replicas.made[0].forces = run.replicas.made[1].forces = frozenset(WHOLE[::2])
+        await run.until(3)
+        run.move(1)
+        await settle()
+        await run.rest()
+        first, second = run.replicas.made
+        [(ids, request, _)] = second.requests
+        assert first.requests[0][1].grammar_tokens == 0
+        assert (request.grammar, request.grammar_tokens) == ("{}", len(ids) - 2)
+        assert run.forced == [token in first.forces for token in WHOLE]
 
 
 async def test_the_timeline_says_why_each_turn_goes_where():

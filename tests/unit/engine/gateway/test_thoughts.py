@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from engine.gateway.reader import TurnReader
 from engine.gateway.requests import Text
-from engine.gateway.thoughts import ThoughtReader, opens_thought, shows_thoughts, split_thought
+from engine.gateway.thoughts import ThoughtReader, shows_thoughts, split_thought
 from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatConfig, ChatTemplate
 from tests.support.examples import examples
@@ -39,14 +39,6 @@ def test_a_thought_is_split_off_where_a_turn_begins_with_one(text, thought, rest
     reader = ThoughtReader(opened=text.startswith("hmm"))
     assert reader.read(text, ended=True) == reader.thought == thought
     assert text[reader.begin :] == rest
-
-
-@pytest.mark.parametrize(
-    ("prefill", "opened"),
-    [("", False), ("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("<think></think><think>", True)],
-)
-def test_a_template_may_open_the_thought(prefill, opened):
-    assert opens_thought(prefill) is opened
 
 
 @examples(200)

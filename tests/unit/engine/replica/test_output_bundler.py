@@ -79,6 +79,18 @@ def test_an_end_without_a_token_brings_those_that_waited():
     assert (last.new_token_ids, last.new_logprobs.logprobs.tolist()) == ([4], [[-4.0]])
 
 
+def test_a_step_in_which_another_request_has_a_grammar_has_a_column_more():
+    bundler = OutputBundler()
+    bundler.add("a", [], BUNDLE)
+    bundler.push([output("a", [4])])
+    other = output("a", [5], finish="stop")
+    wide = np.hstack([other.new_logprobs.logprobs, [[-0.5]]])
+    other.new_logprobs = other.new_logprobs._replace(ids=np.array([[5, 0]]), logprobs=wide)
+    (last,) = bundler.push([other])
+    assert (last.new_token_ids, last.new_logprobs.logprobs.tolist()) == ([4, 5], [[-4.0], [-5.0]])
+    assert last.new_logprobs.ids.tolist() == [[4], [5]]
+
+
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.booleans()))
 
 
