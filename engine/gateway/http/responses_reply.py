@@ -116,8 +116,7 @@ class Reply:
 
     def _response(self, status: str, items: list[dict[str, Any]], **more: Any) -> bytes:
         """Returns the response in one of its states."""
-        state = {"status": status, "output": items, "error": None, "incomplete_details": None, "usage": None, **more}
-        return b"%b,%b" % (self._head, msgspec.json.encode(state)[1:])
+        return b"%b,%b" % (self._head, _state(status, items, **more))
 
     def _ended(self, finished: Finished, usage: dict[str, Any], **more: Any) -> bytes:
         """Returns the complete response, and keeps it."""
@@ -139,7 +138,7 @@ class Reply:
 
     def _begin(self) -> bytes:
         self._begun = True
-        state = self._response("in_progress", [])
+        state = b"%b,%b" % (self._head, _IN_PROGRESS)
         return self._lifecycle("response.created", state) + self._lifecycle("response.in_progress", state)
 
     def _end(self, finished: Finished, usage: dict[str, Any], **more: Any) -> bytes:
@@ -239,6 +238,12 @@ def _usage(prompt_tokens: int, cached_tokens: int, sampled_tokens: int) -> dict[
     }
 
 
+def _state(status: str, items: list[dict[str, Any]], **more: Any) -> bytes:
+    return _members(
+        {"status": status, "output": items, "error": None, "incomplete_details": None, "usage": None, **more}
+    )
+
+
 def _members(fields: Mapping[str, Any]) -> bytes:
     """Returns an object in JSON without its opening brace."""
     return msgspec.json.encode(fields)[1:]
@@ -248,4 +253,5 @@ def _part(text: str) -> Mapping[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
+_IN_PROGRESS = _state("in_progress", [])
 _EMPTY_PART = msgspec.json.encode(_part(""))
