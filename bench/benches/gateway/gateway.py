@@ -64,7 +64,7 @@ class Options:
     only: Annotated[tuple[WayName, ...], "ways of serving; none: all that are there"] = ()
     workloads: Annotated[tuple[Workload, ...], "conversations"] = ("agent", "long")
     sizes: Annotated[tuple[int, ...], "conversations at once"] = (64, 256, 1024)
-    conversations: Annotated[int, "conversations of a load of short turns, at least"] = 256
+    conversations: Annotated[int, "conversations of a load of short turns, at least"] = 512
     vllm: Annotated[Path, "vLLM's program"] = VLLM
 
     def __post_init__(self) -> None:
