@@ -14,8 +14,11 @@ from typing import Any
 from engine.gateway.requests import BadRequest
 from engine.rollout.chat_template import Message
 
-IN_SESSION, WITHOUT_SESSION = 256, 1024
-"""How many responses a session keeps, and how many the server keeps for requests that name no session."""
+IN_SESSION, WITHOUT_SESSION = 256, 4096
+"""How many responses a session keeps, and how many the server keeps for requests that name no session.
+
+The latter are as many as there may be sessions: each of so many clients can go on from its last response.
+"""
 
 
 class NoSuchResponse(BadRequest):

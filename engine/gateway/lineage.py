@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from engine.gateway.system_messages import shows_system_anywhere, with_system_first
 from engine.gateway.thoughts import shows_thoughts, split_thought, with_thought_in_text
 from engine.replica.port import Delta
@@ -29,7 +31,7 @@ from engine.rollout.tool_call_messages import decoded_arguments, normalize
 from engine.types import Placement, Segment, ToolUse, Turn
 
 MOST = 4096  # lineages in a session; each keeps its tokens and messages
-_AROUND_THOUGHTS = re.compile(r"\s*(</?think>)\s*")
+_TAG_OF_THOUGHT = re.compile(r"(</?think>)")
 REMEMBERED = 256  # sets of tools whose templates are kept, as each has to be audited
 
 
@@ -52,7 +54,8 @@ class NormalizedMessage(NamedTuple):
         text = message["content"]
         if message["role"] == "assistant" and not message.get("reasoning_content"):
             _, text = split_thought(text)
-        return cls(message["role"], _AROUND_THOUGHTS.sub(r"\1", text).strip(), calls)
+        pieces = _TAG_OF_THOUGHT.split(text)  # and not a search for space around tags, whose time is quadratic
+        return cls(message["role"], "".join(piece.strip() for piece in pieces), calls)
 
 
 def thought_of(message: Message) -> str:
@@ -401,7 +404,7 @@ class Lineages:
         if not self._chats.system_anywhere:
             ordered = with_system_first(ordered)
         given: list[Message] = [*normalize([with_text_for_malformed_calls(message) for message in ordered])]
-        shown = json.dumps(tools, sort_keys=True) if tools else ""
+        shown = msgspec.json.encode(tools, order="sorted").decode() if tools else ""
         return _Asked(
             messages=given if self._chats.thoughts_apart else [with_thought_in_text(message) for message in given],
             normalized=[NormalizedMessage.of(message) for message in given],

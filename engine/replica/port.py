@@ -15,6 +15,8 @@ from sandbox.require import at_least, require, within
 
 SEEDS = 1 << 63  # seeds must be below this, for an engine dies of a larger one
 BUNDLE = 16  # tokens that an engine delivers together if none is wanted early
+_POSITIVE, _NOT_NEGATIVE = at_least(1), at_least(0)  # made once: a Sampling is made twice for each turn
+_TEMPERATURE, _SHARE = within("[0, inf)"), within("(0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +42,10 @@ class Sampling:
     grammar_tokens: int = 0
 
     def __post_init__(self) -> None:
-        require("max_tokens", self.max_tokens, at_least(1))
-        require("temperature", self.temperature, within("[0, inf)"))
-        require("top_p", self.top_p, within("(0, 1]"))
-        require("grammar_tokens", self.grammar_tokens, at_least(0))
+        require("max_tokens", self.max_tokens, _POSITIVE)
+        require("temperature", self.temperature, _TEMPERATURE)
+        require("top_p", self.top_p, _SHARE)
+        require("grammar_tokens", self.grammar_tokens, _NOT_NEGATIVE)
         if self.seed is not None and not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed must be from 0 to {SEEDS - 1}, got {self.seed}")
 

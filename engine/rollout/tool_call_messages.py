@@ -35,7 +35,8 @@ def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         content = message.get("content")
         if not isinstance(content, str) and (content is not None or not calls):
             raise ValueError(f"message {at}: content must be a string, got {content!r}")
-        if content and content != content.encode(errors="replace").decode():  # half a surrogate pair has no tokens
+        if content and not content.isascii() and content != content.encode(errors="replace").decode():
+            # half a surrogate pair has no tokens
             raise ValueError(f"message {at}: content must be text, got {content!r}")
         if calls and message["role"] != "assistant":
             raise ValueError(f"message {at}: only role 'assistant' may have tool_calls, got {message['role']!r}")

@@ -16,6 +16,7 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from aiohttp import BasicAuth, web
@@ -35,6 +36,7 @@ class Refused(Exception):
         self.status = status
 
 
+@lru_cache(maxsize=64)
 def names_loopback(host: str) -> bool:
     """Returns whether a Host header names this machine and nothing else.
 

@@ -1,8 +1,8 @@
 """The built-in loop in a process of its own: `python -m bench.benches.gateway.builtin JSON`.
 
-JSON: checkpoint, sessions (that run at once) and max_tokens of a conversation. When it is up it prints "{}". Each line
-of standard input is a load, {"count": ..., "seed": ...}, and is answered with a line. cpu_s is that of this process,
-without the engine's.
+JSON: checkpoint and max_tokens of a conversation. When it is up it prints "{}". Each line of standard input is a load,
+{"count": ..., "seed": ..., "sessions": ...}, and is answered with a line; sessions: conversations at once. cpu_s is
+that of this process, without the engine's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.tools.python_tool import PythonTool
 from engine.types import Trajectory
 
 
-async def serve(checkpoint: Path, sessions: int, max_tokens: int) -> None:
+async def serve(checkpoint: Path, max_tokens: int) -> None:
     config = ServingConfig(
         checkpoint=checkpoint,
         rollout=RolloutConfig(max_tokens=max_tokens, max_turns=MAX_TURNS),
@@ -38,10 +38,10 @@ async def serve(checkpoint: Path, sessions: int, max_tokens: int) -> None:
         gc.freeze()
         print("{}", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(await _load(rollouts, sessions, **json.loads(line))), flush=True)
+            print(json.dumps(await _load(rollouts, **json.loads(line))), flush=True)
 
 
-async def _load(rollouts: Rollouts, sessions: int, *, count: int, seed: int) -> dict[str, Any]:
+async def _load(rollouts: Rollouts, *, count: int, seed: int, sessions: int) -> dict[str, Any]:
     trajectories: list[Trajectory] = []
     pending = enumerate(conversations(count, seed))
 
@@ -67,4 +67,4 @@ async def _load(rollouts: Rollouts, sessions: int, *, count: int, seed: int) -> 
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    uvloop.run(serve(Path(given["checkpoint"]), given["sessions"], given["max_tokens"]))
+    uvloop.run(serve(Path(given["checkpoint"]), given["max_tokens"]))

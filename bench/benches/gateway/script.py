@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.tools.python_tool import PYTHON_PARAMETERS, PythonTool
 from engine.types import Prompt
@@ -20,10 +20,15 @@ WORKLOADS = {"agent": MAX_TOKENS, "long": 600}  # tokens of a conversation
 SAMPLES = 16  # conversations of each problem, as many as in the quick start
 KV_BLOCKS = 8192  # a block has 32 tokens: nothing is preempted
 MAX_TURNS = MAX_TOOL_CALLS + 1
-TOOL = {
-    "type": "function",
-    "function": {"name": TOOL_NAME, "description": PythonTool.description, "parameters": PYTHON_PARAMETERS},
-}
+FUNCTION = {"name": TOOL_NAME, "description": PythonTool.description, "parameters": PYTHON_PARAMETERS}
+
+
+class Usage(NamedTuple):
+    """Tokens of a turn: those that the model read, those that it sampled, and those of the read ones in a cache."""
+
+    prompt_tokens: int
+    sampled_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

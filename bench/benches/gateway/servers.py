@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.request import urlopen
 
+from bench.benches.gateway.dialects import Api
 from bench.benches.gateway.script import KV_BLOCKS, WORKLOADS
 from bench.measuring.meter import threads_cpu_s
 from engine.programs import rocstar
@@ -54,7 +55,9 @@ class Measured:
 
 
 class Way(Protocol):
-    def load(self, count: int, seed: int, *, stream: bool) -> Measured: ...
+    def load(self, count: int, seed: int, *, sessions: int, api: Api, stream: bool) -> Measured:
+        """Has `count` conversations, `sessions` of them at once."""
+        ...
 
 
 class BuiltIn:
@@ -63,11 +66,11 @@ class BuiltIn:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def load(self, count: int, seed: int, *, stream: bool) -> Measured:
-        """Has conversations. stream: no matter here."""
+    def load(self, count: int, seed: int, *, sessions: int, api: Api, stream: bool) -> Measured:
+        """Has conversations. api, stream: no matter here."""
         assert self._process.stdin is not None
         began = time.perf_counter()
-        print(json.dumps({"count": count, "seed": seed}), file=self._process.stdin, flush=True)
+        print(json.dumps({"count": count, "seed": seed, "sessions": sessions}), file=self._process.stdin, flush=True)
         return _measured(self._line(), began)
 
     def _line(self) -> dict[str, Any]:
@@ -80,21 +83,20 @@ class BuiltIn:
 
 
 class Server:
-    """A chat server, with clients in a process of their own. keyed: it knows conversations by keys."""
+    """A chat server, with clients in a process of their own."""
 
-    def __init__(self, pid: int, port: int, *, sessions: int, workload: str, keyed: bool) -> None:
+    def __init__(self, pid: int, port: int, workload: str) -> None:
         self._pid = pid
         self._clients = {
             "url": f"http://127.0.0.1:{port}",
             "model": NAME,
-            "sessions": sessions,
             "max_tokens": WORKLOADS[workload],
             "tools": workload == "agent",
-            "keyed": keyed,
         }
 
-    def load(self, count: int, seed: int, *, stream: bool) -> Measured:
-        given = {**self._clients, "count": count, "seed": seed, "stream": stream}
+    def load(self, count: int, seed: int, *, sessions: int, api: Api, stream: bool) -> Measured:
+        asked = {"count": count, "seed": seed, "sessions": sessions, "api": api, "stream": stream}
+        given = {**self._clients, **asked}
         command = [sys.executable, "-m", "bench.benches.gateway.clients", json.dumps(given)]
         began, before_s = time.perf_counter(), threads_cpu_s(self._pid)
         counted = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
@@ -107,8 +109,8 @@ def _measured(counted: dict[str, Any], began: float) -> Measured:
 
 
 @contextmanager
-def built_in(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
-    given = {"checkpoint": str(checkpoint), "sessions": sessions, "max_tokens": WORKLOADS[workload]}
+def built_in(checkpoint: Path, workload: str) -> Iterator[Way]:
+    given = {"checkpoint": str(checkpoint), "max_tokens": WORKLOADS[workload]}
     command = [sys.executable, "-m", "bench.benches.gateway.builtin", json.dumps(given)]
     with _started(command, subprocess.PIPE) as process:
         way = BuiltIn(process)
@@ -117,7 +119,7 @@ def built_in(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
 
 
 @contextmanager
-def gateway(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
+def gateway(checkpoint: Path, workload: str) -> Iterator[Way]:
     port = _free_port()
     command = [
         sys.executable,
@@ -130,11 +132,11 @@ def gateway(checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
     ]
     command += [f"max_tokens={WORKLOADS[workload]}", f"kv_blocks={KV_BLOCKS}"]
     with _serving(command, port) as process:
-        yield Server(process.pid, port, sessions=sessions, workload=workload, keyed=True)
+        yield Server(process.pid, port, workload)
 
 
 @contextmanager
-def vllm(program: Path, checkpoint: Path, sessions: int, workload: str) -> Iterator[Way]:
+def vllm(program: Path, checkpoint: Path, workload: str) -> Iterator[Way]:
     """Starts vLLM's server without what costs it CPU: no log of requests or statistics, no compilation."""
     port = _free_port()
     command = [str(program), "serve", str(checkpoint), "--host", "127.0.0.1", "--port", str(port)]
@@ -143,7 +145,7 @@ def vllm(program: Path, checkpoint: Path, sessions: int, workload: str) -> Itera
     command += ["--max-model-len", str(WORKLOADS[workload] + 32), "--num-gpu-blocks-override", str(KV_BLOCKS)]
     command += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-log-stats"]
     with _serving(command, port) as process:
-        yield Server(process.pid, port, sessions=sessions, workload=workload, keyed=False)
+        yield Server(process.pid, port, workload)
 
 
 @contextmanager

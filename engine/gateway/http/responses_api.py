@@ -69,10 +69,12 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
             "messages": messages + new,
             "tools": [*self.offered.functions] or None,
             "tool_choice": self._tool_choice(),
-            "parallel_tool_calls": False if self.parallel_tool_calls is False else None,
-            "response_format": self._response_format(),
             "max_completion_tokens": self.max_output_tokens,
         }
+        if self.parallel_tool_calls is False:
+            fields["parallel_tool_calls"] = False
+        if self.text:
+            fields["response_format"] = self._response_format()
         [request] = openai_api.chat_of(fields).requests()
         return request
 

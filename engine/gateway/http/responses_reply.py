@@ -44,6 +44,7 @@ class Reply:
         self._numbers = itertools.count()  # of events
         self._items: list[dict[str, Any]] = []  # the output so far, without the open message
         self._texts: list[str] | None = None  # of the open message
+        self._open_place = b""  # the id and the index of the open message, as members of an event
         self._begun = False
 
     def whole(self, finished: Finished) -> msgspec.Raw:
@@ -115,8 +116,7 @@ class Reply:
 
     def _response(self, status: str, items: list[dict[str, Any]], **more: Any) -> bytes:
         """Returns the response in one of its states."""
-        state = {"status": status, "output": items, "error": None, "incomplete_details": None, "usage": None, **more}
-        return b"%b,%b" % (self._head, msgspec.json.encode(state)[1:])
+        return b"%b,%b" % (self._head, _state(status, items, **more))
 
     def _ended(self, finished: Finished, usage: dict[str, Any], **more: Any) -> bytes:
         """Returns the complete response, and keeps it."""
@@ -138,7 +138,7 @@ class Reply:
 
     def _begin(self) -> bytes:
         self._begun = True
-        state = self._response("in_progress", [])
+        state = b"%b,%b" % (self._head, _IN_PROGRESS)
         return self._lifecycle("response.created", state) + self._lifecycle("response.in_progress", state)
 
     def _end(self, finished: Finished, usage: dict[str, Any], **more: Any) -> bytes:
@@ -152,15 +152,17 @@ class Reply:
         opening = self._open() if self._texts is None else b""
         assert self._texts is not None
         self._texts.append(text)
-        place = self._place("msg")
-        return opening + self._event("response.output_text.delta", **place, content_index=0, delta=text, logprobs=[])
+        delta = b'%b,"content_index":0,"delta":%b,"logprobs":[]}' % (self._open_place, msgspec.json.encode(text))
+        return opening + self._event("response.output_text.delta", delta)
 
     def _open(self) -> bytes:
         """Begins a message."""
         self._texts = []
         item = {**self._message("", "in_progress"), "content": []}
-        added = self._event("response.output_item.added", output_index=len(self._items), item=item)
-        return added + self._event("response.content_part.added", **self._place("msg"), content_index=0, part=_part(""))
+        self._open_place = _members(self._place("msg"))[:-1]
+        added = self._added(item)
+        part = b'%b,"content_index":0,"part":%b}' % (self._open_place, _EMPTY_PART)
+        return added + self._event("response.content_part.added", part)
 
     def _close(self, status: str) -> bytes:
         """Ends the open message, if there is one."""
@@ -168,10 +170,11 @@ class Reply:
             return b""
         text = "".join(self._texts)
         self._texts = None
-        place = {**self._place("msg"), "content_index": 0}
-        done = self._event("response.output_text.done", **place, text=text, logprobs=[])
-        done += self._event("response.content_part.done", **place, part=_part(text))
-        return done + self._done(self._message(text, status))
+        item = self._message(text, status)
+        shown = b'%b,"content_index":0,"text":%b,"logprobs":[]}' % (self._open_place, msgspec.json.encode(text))
+        part = b'%b,"content_index":0,"part":%b}' % (self._open_place, msgspec.json.encode(item["content"][0]))
+        done = self._event("response.output_text.done", shown) + self._event("response.content_part.done", part)
+        return done + self._done(item)
 
     def _call(self, call: Call) -> bytes:
         """Adds a call, whose arguments come as one piece."""
@@ -181,16 +184,18 @@ class Reply:
         if item["type"] == "custom_tool_call":
             kind, argument = "response.custom_tool_call_input", "input"
         place = self._place("fc")
-        empty = {**item, argument: "", "status": "in_progress"}
-        added = self._event("response.output_item.added", output_index=len(self._items), item=empty)
-        delta = self._event(f"{kind}.delta", **place, delta=item[argument])
-        done = self._event(f"{kind}.done", **place, name=item["name"], **{argument: item[argument]})
+        added = self._added({**item, argument: "", "status": "in_progress"})
+        delta = self._event(f"{kind}.delta", _members({**place, "delta": item[argument]}))
+        done = self._event(f"{kind}.done", _members({**place, "name": item["name"], argument: item[argument]}))
         return added + delta + done + self._done(item)
 
+    def _added(self, item: dict[str, Any]) -> bytes:
+        return self._event("response.output_item.added", _members({"output_index": len(self._items), "item": item}))
+
     def _done(self, item: dict[str, Any]) -> bytes:
-        done = self._event("response.output_item.done", output_index=len(self._items), item=item)
+        fields = _members({"output_index": len(self._items), "item": item})
         self._items.append(item)
-        return done
+        return self._event("response.output_item.done", fields)
 
     def _message(self, text: str, status: str) -> dict[str, Any]:
         head = {"id": self._item_id("msg"), "type": "message", "role": "assistant", "status": status}
@@ -204,13 +209,14 @@ class Reply:
         """Returns the id and the index of the next item."""
         return {"item_id": self._item_id(kind), "output_index": len(self._items)}
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        event = {"type": kind, "sequence_number": next(self._numbers), **fields}
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(event))
+    def _event(self, kind: str, members: bytes) -> bytes:
+        """Returns an event. members: of its object in JSON, beside its type and number, with the closing brace."""
+        name = kind.encode()
+        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b\n\n' % (name, name, next(self._numbers), members)
 
     def _lifecycle(self, kind: str, response: bytes) -> bytes:
         """Returns an event that holds the whole response."""
-        return self._event(kind, response=msgspec.Raw(response))
+        return self._event(kind, b'"response":%b}' % response)
 
 
 def usage_of(finished: Finished) -> dict[str, Any]:
@@ -232,5 +238,20 @@ def _usage(prompt_tokens: int, cached_tokens: int, sampled_tokens: int) -> dict[
     }
 
 
+def _state(status: str, items: list[dict[str, Any]], **more: Any) -> bytes:
+    return _members(
+        {"status": status, "output": items, "error": None, "incomplete_details": None, "usage": None, **more}
+    )
+
+
+def _members(fields: Mapping[str, Any]) -> bytes:
+    """Returns an object in JSON without its opening brace."""
+    return msgspec.json.encode(fields)[1:]
+
+
 def _part(text: str) -> Mapping[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+_IN_PROGRESS = _state("in_progress", [])
+_EMPTY_PART = msgspec.json.encode(_part(""))

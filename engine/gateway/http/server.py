@@ -34,7 +34,7 @@ from engine.gateway.http.metrics import Metrics
 from engine.gateway.http.models import list_of, model_entry
 from engine.gateway.http.responses_reply import Reply
 from engine.gateway.kept_responses import WITHOUT_SESSION, KeptResponses
-from engine.gateway.requests import Event, Finished, Text, TooLong
+from engine.gateway.requests import Begun, Event, Finished, Text, TooLong
 from engine.gateway.session import Session
 from engine.gateway.tool_loop import ToolLoop
 from sandbox.http.connections import PATIENCE_S, Connections
@@ -44,6 +44,7 @@ from sandbox.http.listener import Address, listening
 MAX_BODY = 8 << 20  # bytes of a request
 SESSION_PREFIX = "session-"
 """An API key that begins with this names a session."""
+SMALL = 1 << 15  # bytes: a transport has room for twice as many before it waits for the client
 EXPIRE_S = 10.0  # between two checks for idle sessions
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 
@@ -296,14 +297,18 @@ class Endpoints:
             return _json(answer.whole([finished[index] for index in range(len(turns))], shown))
 
         async def chunks() -> AsyncGenerator[bytes, None]:
+            joined = b""  # a write costs more than all else of a chunk, so the beginning comes with the first tokens
             async with aclosing(_merged(turns)) as events:
                 async for index, event in events:
+                    joined += answer.event(index, event)
                     if isinstance(event, Finished):
                         finished[index] = event
-                    yield answer.event(index, event)
+                    if not isinstance(event, Begun) and len(finished) < len(turns):
+                        yield joined
+                        joined = b""
             if body.include_usage:
-                yield answer.usage_chunk([finished[index] for index in range(len(turns))])
-            yield openai_api.DONE
+                joined += answer.usage_chunk([finished[index] for index in range(len(turns))])
+            yield Last(joined + openai_api.DONE)
 
         return await _stream(request, chunks(), _openai_failed)
 
@@ -332,9 +337,8 @@ class Endpoints:
 
             async def chunks() -> AsyncGenerator[bytes, None]:
                 try:
-                    async with aclosing(turn) as events:
-                        async for event in events:
-                            yield reply.event(event)
+                    async for chunk in _encoded(turn, reply.event):
+                        yield chunk
                 except TooLong as error:  # where it streams, Codex finds this error in the last event only
                     problem = _problem(error, "a response failed")
                     self._note(request, problem)
@@ -371,12 +375,7 @@ class Endpoints:
                     [finished] = [event async for event in events if isinstance(event, Finished)]
                 return _json(reply.whole(finished))
 
-            async def chunks() -> AsyncGenerator[bytes, None]:
-                async with aclosing(turn) as events:
-                    async for event in events:
-                        yield reply.event(event)
-
-            return await _stream(request, chunks(), _anthropic_failed)
+            return await _stream(request, _encoded(turn, reply.event), _anthropic_failed)
 
     async def count(self, request: web.Request, data: bytes) -> web.Response:
         """POST /v1/messages/count_tokens."""
@@ -416,24 +415,47 @@ def _problem(error: Exception, failed: str) -> Problem:
     return problem
 
 
+class Last(bytes):
+    """The last chunk of a stream, which is sent together with its end."""
+
+
+async def _encoded(turn: AsyncGenerator[Event, None], encode: Callable[[Event], bytes]) -> AsyncGenerator[bytes, None]:
+    """Yields the chunks of a turn. Its beginning comes with its first tokens: a write costs more than all else."""
+    begin = b""
+    async with aclosing(turn) as events:
+        async for event in events:
+            chunk = begin + encode(event)
+            if isinstance(event, Begun):
+                begin = chunk
+            else:
+                begin = b""
+                yield Last(chunk) if isinstance(event, Finished) else chunk
+
+
+class _EventStream(web.StreamResponse):
+    _send_headers_immediately = False  # they go out with the first chunk, as aiohttp does it for whole answers
+
+
 async def _stream(
     request: web.Request, chunks: AsyncGenerator[bytes, None], failed: Callable[[Problem], bytes]
 ) -> web.StreamResponse:
     """Answers with server-sent events. A failure before the first one is an ordinary error."""
     async with aclosing(chunks):
         first = await anext(chunks)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = _EventStream(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         with suppress(ConnectionError, _NotTaken):  # the client has gone
             await response.prepare(request)
-            await _write(response, first)
+            transport = request.transport
+            await _write(response, first, transport)
             try:
                 async for chunk in chunks:
                     if chunk:
-                        await _write(response, chunk)
+                        await _write(response, chunk, transport)
             except (ConnectionError, _NotTaken):
                 raise
             except Exception as error:
-                await _write(response, failed(_problem(error, "a request failed in the middle of its stream")))
+                problem = _problem(error, "a request failed in the middle of its stream")
+                await _write(response, failed(problem), transport)
             await response.write_eof()
         return response
 
@@ -442,10 +464,14 @@ class _NotTaken(Exception):
     """The client reads nothing of its stream."""
 
 
-async def _write(response: web.StreamResponse, chunk: bytes) -> None:
+async def _write(response: web.StreamResponse, chunk: bytes, transport: asyncio.Transport | None) -> None:
+    write = response.write_eof if isinstance(chunk, Last) else response.write
+    if len(chunk) < SMALL and transport is not None and not transport.get_write_buffer_size():
+        await write(chunk)  # it does not wait for the client, so there is no need for a timer, which costs as much
+        return
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await response.write(chunk)
+            await write(chunk)
     except TimeoutError:
         response.force_close()
         raise _NotTaken from None

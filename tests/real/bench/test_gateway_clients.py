@@ -3,7 +3,7 @@
 import pytest
 
 from bench.benches.gateway.clients import talk
-from bench.benches.gateway.script import MAX_TURNS, TOOL, reply
+from bench.benches.gateway.script import FUNCTION, MAX_TURNS, reply
 from tests.support.openai_server import USAGE, Server, call
 
 ANSWER = [{"content": "It is 13."}, "stop"]
@@ -11,7 +11,7 @@ CALLS = [{"content": "I compute."}, *call("print(1)"), "tool_calls"]
 
 
 async def talked(server, **options):
-    given = {"sessions": 1, "count": 1, "max_tokens": 1000, "tools": True, "stream": False, "seed": 1, "keyed": False}
+    given = {"api": "chat", "sessions": 1, "count": 1, "max_tokens": 1000, "tools": True, "stream": False, "seed": 1}
     async with server.running():
         return await talk(server.url, "served", **{**given, **options})
 
@@ -26,7 +26,7 @@ async def test_a_conversation_goes_on_with_its_calls_and_replies(stream):
     assert said["content"] == "I compute."
     assert replied["tool_call_id"] == said["tool_calls"][0]["id"]
     assert replied["content"] == reply(said["tool_calls"][0]["function"]["arguments"])
-    assert [request["tools"] for request in server.requests] == [[TOOL], [TOOL]]
+    assert [request["tools"] for request in server.requests] == [[{"type": "function", "function": FUNCTION}]] * 2
 
 
 async def test_its_turns_and_tokens_are_bounded():

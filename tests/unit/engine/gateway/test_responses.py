@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.gateway.gateway import GatewayConfig
 from engine.gateway.http.errors import Problem
 from engine.gateway.http.responses_api import parse
 from engine.gateway.http.responses_items import messages_of
 from engine.gateway.http.responses_reply import Reply
 from engine.gateway.http.responses_tools import Offered
-from engine.gateway.kept_responses import KeptResponses, NoSuchResponse
+from engine.gateway.kept_responses import WITHOUT_SESSION, KeptResponses, NoSuchResponse
 from engine.gateway.lineage import NormalizedMessage, with_text_for_malformed_calls
 from engine.gateway.requests import BadRequest, Begun, Call, Finished, Text
 from engine.gateway.tool_loop import Answer
@@ -353,3 +354,7 @@ def test_whatever_a_body_holds_it_is_a_request_or_refused(body):
     end = finished("hi", [called("add", "{}")])
     events = events_of(Reply("tiny", parsed, request, kept), end)
     assert events[-1]["type"] == "response.completed"
+
+
+def test_as_many_clients_as_there_may_be_can_go_on_from_their_last_responses_at_once():
+    assert GatewayConfig().max_sessions <= WITHOUT_SESSION

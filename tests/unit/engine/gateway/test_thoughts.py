@@ -1,9 +1,12 @@
 """The thought of a turn is told apart from its text, however its tokens come and however a client spells it."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.gateway.lineage import NormalizedMessage
 from engine.gateway.reader import TurnReader
 from engine.gateway.requests import Text
 from engine.gateway.thoughts import ThoughtReader, shows_thoughts, split_thought
@@ -132,3 +135,12 @@ APART = (
 def test_a_template_is_asked_whether_it_shows_thoughts():
     assert not shows_thoughts(CHAT)
     assert shows_thoughts(ChatTemplate.load(TINY, ChatConfig(template=APART)))
+
+
+def test_space_around_thoughts_is_no_difference_and_much_of_it_takes_no_time():
+    space = " " * 30_000
+    texts = [f"{space}a<think>{space}b{space}</think>{space}c{space}d{space}", f"a<think>b</think>c{space}d"]
+    began = time.thread_time()
+    wide, narrow = (NormalizedMessage.of({"role": "user", "content": text}) for text in texts)
+    assert wide == narrow
+    assert time.thread_time() - began < 0.05
