@@ -49,13 +49,40 @@ export function rowsOf(timeline, top) {
       stateRow(replica),
       ...(hasSteps(replica.engine) ? [useRow(replica.engine, most)] : []),
     ]),
-    ...timeline.tracks.map(({ node, track, spans }) => spanRow(node, track, spans)),
+    ...timeline.tracks.flatMap(({ node, track, spans }) =>
+      track === "stages"
+        ? byName(spans).map(([name, own]) => spanRow(node, `stage ${name}`, own))
+        : [spanRow(node, track, spans)],
+    ),
     ...(timeline.lag.length ? [lagRow(timeline.lag)] : []),
   ];
   return rows.map((row) => {
     const placed = { ...row, top, bottom: top + row.height };
     top += row.height + row.gap;
     return placed;
+  });
+}
+
+/**
+ * Returns the spans of each name, all in one lane.
+ * @param {Spans} spans
+ * @returns {[name: string, spans: Spans][]}
+ */
+function byName(spans) {
+  return [...new Set(spans.name)].map((name) => {
+    const own = spans.name.flatMap((one, index) => (one === name ? [index] : []));
+    /** @template T @param {T[]} values */
+    const of = (values) => own.map((index) => values[index]);
+    return [
+      name,
+      {
+        lane: own.map(() => 0),
+        name: own.map(() => "works"),
+        start: of(spans.start),
+        end: of(spans.end),
+        args: of(spans.args),
+      },
+    ];
   });
 }
 
