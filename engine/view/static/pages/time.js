@@ -120,17 +120,16 @@ function stages(rows) {
       queue: last(rows, `stage/${name}/queue`),
     };
   });
-  /** @typedef {(typeof found)[number]} Row */
   return namedCard(
     "stages",
     "Stages",
     table(
       [
-        { name: "stage", mono: true, cell: (/** @type {Row} */ { name }) => name },
+        { name: "stage", mono: true, cell: ({ name }) => name },
         { name: "items/s", number: true, cell: ({ items }) => fixed(items, 2) },
         { name: "works", number: true, cell: ({ busy }) => percent(busy, 1) },
-        { name: "waits for an item", number: true, cell: ({ waits_in }) => percent(waits_in, 1) },
-        { name: "waits for room", number: true, cell: ({ waits_out }) => percent(waits_out, 1) },
+        { name: "waits for an item", number: true, cell: (stage) => percent(stage.waits_in, 1) },
+        { name: "waits for room", number: true, cell: (stage) => percent(stage.waits_out, 1) },
         { name: "queue", number: true, cell: ({ queue }) => whole(queue) },
       ],
       found,
