@@ -135,9 +135,8 @@ function stages(rows) {
       found,
     ),
     note(
-      `Shares of the time of their workers, over the newest ${RECENT} steps. The queue is that at ` +
-        "the end of the last one. A stage works whenever it waits for neither: also while it " +
-        "awaits something of its own.",
+      `Shares of its workers' time, over the newest ${RECENT} steps; the queue is the last one's. ` +
+        "A stage that waits for neither works, also while it awaits something of its own.",
     ),
   );
 }
