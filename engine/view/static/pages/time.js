@@ -135,7 +135,7 @@ function stages(rows) {
       found,
     ),
     note(
-      `Shares of its workers' time, over the newest ${RECENT} steps; the queue is the last one's. ` +
+      `Shares of its workers' time in the newest ${RECENT} steps; the queue is the last one's. ` +
         "A stage that waits for neither works, also while it awaits something of its own.",
     ),
   );
