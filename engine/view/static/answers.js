@@ -58,8 +58,11 @@
  *   lost: Record<string, number>,
  *   steps: [number, number] | null,
  *   measured: boolean,
+ *   pace: Pace,
  * }} Now
  */
+
+/** @typedef {{ step_s: number | null, age_s: number, stalled: boolean, sentence: string }} Pace */
 
 /**
  * @typedef {{
