@@ -20,7 +20,7 @@ import { Lanes } from "view/parts/lanes";
 import { RECORDS, replicaName } from "view/parts/recorded";
 import { stacked } from "view/parts/stacked";
 
-/** @import { Metrics, ReplicaLane, Timeline } from "view/answers" */
+/** @import { Metrics, ReplicaLane, Timeline, Track } from "view/answers" */
 /** @import { Context } from "view/main" */
 
 const RECENT = 8; // number of newest steps over which stages are measured
@@ -200,13 +200,25 @@ async function timeline({ run, runs, query, set }, steps) {
         "All events of these steps, for ui.perfetto.dev: ",
         h("code", {}, `rocstar trace ${runs[run].path} steps=${span}`),
       ),
-      answer.left_out
-        ? note(`${whole(answer.left_out)} spans of these steps are left out. Fewer steps show all.`)
-        : null,
+      thinned(answer.tracks),
     ),
     card("Replica-seconds in view", losses),
     loopLag(answer.lag),
   ];
+}
+
+/** @param {Track[]} tracks */
+function thinned(tracks) {
+  const dense = tracks.filter(({ density }) => density).map(({ track }) => track);
+  const merged = sum(tracks.map(({ spans }) => spans?.merged ?? 0));
+  if (!dense.length && !merged) return null;
+  const parts = [
+    dense.length ? `Of ${dense.join(" and ")} the number is shown that is busy at once.` : "",
+    merged
+      ? `${whole(merged)} spans are narrower than a pixel and drawn with their neighbours.`
+      : "",
+  ];
+  return note(`${parts.join(" ")} The command above has every span.`);
 }
 
 /**
