@@ -45,10 +45,11 @@ def _merged(spans: Sequence[SpanEvent], pixel_s: float) -> list[SpanEvent]:
     kept: list[SpanEvent] = []
     for span in sorted(spans, key=lambda span: span.start):
         place = last.get(span.lane)
-        before = None if place is None else kept[place]
-        if before is not None and before.name == span.name and span.end - before.start < pixel_s:
-            kept[place] = before._replace(end=max(before.end, span.end), args={})  # type: ignore[call-overload]
-            continue
+        if place is not None:
+            before = kept[place]
+            if before.name == span.name and span.end - before.start < pixel_s:
+                kept[place] = before._replace(end=max(before.end, span.end), args={})
+                continue
         last[span.lane] = len(kept)
         kept.append(span)
     return kept
