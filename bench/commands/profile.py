@@ -77,16 +77,19 @@ class StageTime:
 
 
 def stages(rows: Sequence[Mapping[str, float]]) -> list[StageTime]:
-    """Returns the stages from the rows of metrics.jsonl, of which the last one has the sums."""
-    last = next((row for row in reversed(rows) if any(map(_stage_of, row))), {})
-    names = [name for name in map(_stage_of, last) if name is not None]
+    """Returns the stages from the rows of metrics.jsonl, whose figures are of one step each."""
+
+    def total(family: str, name: str) -> float:
+        return sum(row.get(metric.member(family, name), 0.0) for row in rows)
+
+    names = dict.fromkeys(name for row in rows for name in map(_stage_of, row) if name is not None)
     return [
         StageTime(
             name=name,
-            items=last[metric.member(metric.STAGE_ITEMS, name)],
-            busy_s=last[metric.member(metric.STAGE_BUSY_S, name)],
-            blocked_in_s=last[metric.member(metric.STAGE_BLOCKED_IN_S, name)],
-            blocked_out_s=last[metric.member(metric.STAGE_BLOCKED_OUT_S, name)],
+            items=total(metric.STAGE_ITEMS, name),
+            busy_s=total(metric.STAGE_BUSY_S, name),
+            blocked_in_s=total(metric.STAGE_BLOCKED_IN_S, name),
+            blocked_out_s=total(metric.STAGE_BLOCKED_OUT_S, name),
             queue=max(row.get(metric.member(metric.STAGE_QUEUE, name), 0) for row in rows),
         )
         for name in names

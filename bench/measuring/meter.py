@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.measuring.processes import family
+from engine.telemetry.others import family
 
 RELEASE_S = 2.0  # processes that are being born while others are moved out need a second look
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
+from engine.telemetry.others import family
+
 STOP_S = 30.0  # a quick start that is told to end stops its processes and writes its files first
 ROLES = {  # a process has the role of the first text that its command line holds
     "EngineCore": "replicas",
@@ -18,15 +20,6 @@ ROLES = {  # a process has the role of the first text that its command line hold
     "sandbox.inside.zygote": "tool calls",
     "quickstart.py": "node",
 }
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """Returns a process and all below it, or nothing when it has ended."""
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def cpu_seconds(root: int) -> Counter[str]:

@@ -62,6 +62,7 @@ from engine.gateway.program import PROGRAMS, Command
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageStats
+from engine.pipeline.worker_clock import Period
 from engine.ports import GroupReward, Reward, StatefulTool, Tool
 from engine.recipe import Run
 from engine.recording.groups import Explain
@@ -190,6 +191,7 @@ class Training:
         )
         self.host = HostMeter(say=self._report_blocked, end=lambda: os._exit(1), silence_s=1.5 * config.step_deadline_s)
         self.stats: Callable[[], list[StageStats]] = list  # the pipeline's, once there is one
+        self._drain_periods: Callable[[], list[Period]] = list  # the same
         self.maker: GroupMaker | None = None  # the recipe's rollouts and reward, once its stages are listed
         self.nothing_left: NothingLeft | str | None = None  # set when the run ends before its last step
         self._parts, self._make_fleet, self._stack, self._startup = parts, make_fleet, stack, startup
@@ -364,7 +366,7 @@ class Training:
         if self.work is not None:
             return await self.work(self)
         pipeline = Pipeline(stages, leases=self.leases)
-        self.stats = pipeline.stats
+        self.stats, self._drain_periods = pipeline.stats, pipeline.drain_periods
         title = f"rocstar {self.run_folder.path}"
         with Display(title, self.config.steps, self.fleet, self.console, self.timeline.lag) as self._display:
             self.recorder.show_on(self._display)
@@ -422,6 +424,8 @@ class Training:
     async def _on_trained(self, step: int, metrics: dict[str, float]) -> None:
         """Evaluates the weights of a step, which are live, if that is due, and records the step's metrics."""
         self._startup.reached("first step")
+        for period in self._drain_periods():
+            self.timeline.span("stages", period.stage, period.start, period.end, period.place)
         metrics = {**metrics, **self.role.trained()}
         self.recorder.step(step, metrics | await self._schedule.step(step))
 

@@ -46,6 +46,7 @@ class Finding:
 def alarms(steps: StepWindow) -> Iterator[Finding]:
     """Yields what is wrong, whatever limits the run: first what concerns the machine, then the rollouts."""
     yield from _dead_replicas(steps)
+    yield from _other_processes(steps)
     yield from _blocked_loop(steps)
     yield from _full_cache(steps)
     yield from _lost_trajectories(steps)
@@ -61,6 +62,12 @@ def _dead_replicas(steps: StepWindow) -> Iterator[Finding]:
         yield _alarm(steps, f"{live:.0f} of {wanted} replicas serve. {fix}", figures, "kv_blocks")
     elif deaths:
         yield _alarm(steps, f"replicas died {deaths:.0f} times and were replaced. {fix}", figures, "kv_blocks")
+
+
+def _other_processes(steps: StepWindow) -> Iterator[Finding]:
+    if steps.others >= NOTABLE:
+        text = f"other processes use {percent(steps.others)} of this machine's cores. Fix: run it alone"
+        yield Finding(text=text, figures={metric.HOST_OTHERS_CPU_SHARE: steps.others})
 
 
 def _blocked_loop(steps: StepWindow) -> Iterator[Finding]:
@@ -107,7 +114,7 @@ def advice(steps: StepWindow, lost: Mapping[Limit, float], limit: Limit) -> Iter
     """Yields what would make the run faster: first about the limit, then about what costs most."""
     for cause in sorted(_ADVICE, key=lambda cause: (cause is not limit, -lost[cause])):
         if cause is limit or (lost[cause] >= NOTABLE and cause is not Limit.NONE):
-            known = ((text, option) for text, option in _ADVICE[cause](steps) if steps.has(option))
+            known = ((text, option) for text, option in _ADVICE[cause](steps) if not option or steps.has(option))
             for text, option in islice(known, 1):
                 yield _finding(steps, f"{text} ({percent(lost[cause])} of a step)", {cause: lost[cause]}, option)
 
@@ -122,7 +129,10 @@ def _finding(steps: StepWindow, text: str, figures: Mapping[str, float], option:
 
 
 Advice = Iterator[tuple[str, str]]
-"""What can be changed about a cause, each with its option. The first option that the recipe has is advised."""
+"""What can be changed about a cause, each with its option, or with "" if no option changes it.
+
+The first one whose option the recipe has is advised.
+"""
 
 
 def _faster_tools(steps: StepWindow) -> Advice:
@@ -130,6 +140,23 @@ def _faster_tools(steps: StepWindow) -> Advice:
     if steps.total(metric.TOOLS_CALLS_JAILED):
         yield f"{half}; if they queue for the sandbox, more slots let more of them run at once", "slots"
     yield f"{half}; more rollouts at once would hide it", "prompts_per_step"
+
+
+def _run_alone(steps: StepWindow) -> Advice:
+    yield "without the other processes, or on cores of its own (taskset), the run has the whole machine", ""
+
+
+def _faster_stage(steps: StepWindow) -> Advice:
+    name, _ = steps.busiest_stage
+    yield f"several workers, Stage(name={name!r}, workers=...), share the work of `{name}`", ""
+
+
+def _less_host_work(steps: StepWindow) -> Advice:
+    yield "`rocstar bench profile RECIPE` names the lines that take the event loop's time", ""
+
+
+def _living_replicas(steps: StepWindow) -> Advice:
+    yield "a smaller KV cache leaves the engines memory, the lack of which often ends them", "kv_blocks"
 
 
 def _larger_cache(steps: StepWindow) -> Advice:
@@ -171,10 +198,17 @@ def _more_staleness(steps: StepWindow) -> Advice:
 
 
 def _more_replicas(steps: StepWindow) -> Advice:
-    yield "more replicas sample more at once if there are cores or GPUs for them", "replicas"
+    if steps.value("devices"):
+        yield "more replicas sample more at once if there are GPUs for them", "replicas"
+    elif steps.has_free_cores:
+        yield "more replicas sample more at once", "replicas"
 
 
 _ADVICE: dict[Limit, Callable[[StepWindow], Advice]] = {
+    Limit.DEAD_REPLICA: _living_replicas,
+    Limit.MACHINE: _run_alone,
+    Limit.STAGE: _faster_stage,
+    Limit.HOST: _less_host_work,
     Limit.TOOL: _faster_tools,
     Limit.KV: _larger_cache,
     Limit.TAIL: _shorter_tail,

@@ -5,8 +5,8 @@ the replicas sampled for longer: then nothing but the replicas limits the run. A
 Advice names the option to change.
 
 Invariants
-- A run that has lost a replica, or whose event loop is blocked, is limited by that: its consequences are not taken for
-  causes.
+- A run that has lost a replica, whose machine others use, or whose event loop is blocked, is limited by that: its
+  consequences are not taken for causes.
 - Alarms and advice hold the figures that they are based on.
 """
 
@@ -22,6 +22,7 @@ from engine.diagnosis.step_window import Limit, Row, StepWindow, percent
 
 WINDOW = 8  # number of newest steps that a diagnosis covers
 BLOCKED = 0.3  # above this share of blocked event-loop time, the other figures are not reliable
+BUSY = 0.25  # above this share of cores that others use, while all cores are busy, the machine is the limit
 DOWN = 0.1  # above this share of the replicas' time, a dead replica is the limit
 
 
@@ -84,12 +85,18 @@ def diagnose(
 def _limit(steps: StepWindow, lost: Mapping[Limit, float]) -> Limit:
     if lost[Limit.DEAD_REPLICA] >= DOWN:
         return Limit.DEAD_REPLICA
-    if lost[Limit.HOST] >= BLOCKED:
+    if lost[Limit.MACHINE] >= BUSY:
+        return Limit.MACHINE
+    if lost[Limit.HOST] >= BLOCKED and (_is_blocked(steps) or lost[Limit.HOST] >= lost[Limit.STAGE]):
         return Limit.HOST
     if _staleness_limits(steps, lost):
         return Limit.STALENESS
-    causes = (Limit.TOOL, Limit.KV, Limit.TAIL, Limit.REWARD, Limit.LEARNER, Limit.SYNC, Limit.NONE)
+    causes = (Limit.STAGE, Limit.TOOL, Limit.KV, Limit.TAIL, Limit.REWARD, Limit.LEARNER, Limit.SYNC, Limit.NONE)
     return max(causes, key=lambda cause: lost[cause])
+
+
+def _is_blocked(steps: StepWindow) -> bool:
+    return steps.share(metric.HOST_LOOP_BLOCKED_S) >= BLOCKED
 
 
 def _staleness_limits(steps: StepWindow, lost: Mapping[Limit, float]) -> bool:
@@ -99,7 +106,7 @@ def _staleness_limits(steps: StepWindow, lost: Mapping[Limit, float]) -> bool:
     on-policy run the tail counts whole, since staleness cannot overlap it.
     """
     saved = lost[Limit.STALENESS]
-    whole = [Limit.TOOL, Limit.KV, Limit.REWARD] + ([] if steps.max_staleness else [Limit.TAIL])
+    whole = [Limit.STAGE, Limit.TOOL, Limit.KV, Limit.REWARD] + ([] if steps.max_staleness else [Limit.TAIL])
     half = (Limit.TAIL, Limit.LEARNER, Limit.SYNC, Limit.NONE)
     return saved > max(lost[cause] for cause in whole) and saved >= max(lost[cause] / 2 for cause in half)
 
@@ -113,6 +120,13 @@ def _dead(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
     )
 
 
+def _machine(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
+    return (
+        f"Other processes limit this run: they use {percent(lost[Limit.MACHINE])} of the machine's cores, and all of "
+        "them are busy."
+    )
+
+
 def _host(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
     blocked, share = steps.share(metric.HOST_LOOP_BLOCKED_S), percent(lost[Limit.HOST])
     if blocked < lost[Limit.HOST] / 2:
@@ -123,6 +137,15 @@ def _host(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
     return (
         f"The host limits this run: the event loop is blocked for {percent(blocked)} of the time, up to "
         f"{steps.most(metric.HOST_LOOP_LAG_MAX_MS):,.0f} ms at once{where}."
+    )
+
+
+def _stage(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
+    name, share = steps.busiest_stage
+    works = f"{share * steps.seconds:,.1f} of {steps.seconds:,.1f} s"
+    return (
+        f"Your stage `{name}` limits this run: it works for {works}, and "
+        f"the replicas wait for it {percent(lost[Limit.STAGE])} of their time."
     )
 
 
@@ -185,6 +208,8 @@ def _none(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
 
 _SENTENCES: dict[Limit, Callable[[StepWindow, Mapping[Limit, float]], str]] = {
     Limit.DEAD_REPLICA: _dead,
+    Limit.MACHINE: _machine,
+    Limit.STAGE: _stage,
     Limit.HOST: _host,
     Limit.TOOL: _tool,
     Limit.KV: _kv,

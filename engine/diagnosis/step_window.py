@@ -13,7 +13,8 @@ from typing import Any
 from engine import metric_names as metric
 
 ROOM = 0.8  # above this share of busy cores, learner and replicas gain nothing from running at once
-SATURATED = 0.9  # above this CPU share of the event loop's thread, everything waits for it
+OWN_STAGES = frozenset({"admit", "groups", "batch", "learn"})  # what they wait for is among the other causes
+SATURATED = 0.9  # above this CPU share of the event loop's thread, or of all cores, everything waits for it
 
 Row = Mapping[str, Any]
 
@@ -22,6 +23,10 @@ class Limit(StrEnum):
     """What a run waits for."""
 
     DEAD_REPLICA = "dead replica"
+    MACHINE = "machine"
+    """Other processes that use its cores."""
+    STAGE = "stage"
+    """A stage of the user's."""
     HOST = "host"
     TOOL = "tool"
     KV = "kv"
@@ -111,18 +116,22 @@ class StepWindow:
 
     def lost(self) -> dict[Limit, float]:
         """Returns the share of the steps that each cause took, averaged over replicas. NONE: the share not lost."""
-        gate = self.idle("staleness_gate")
+        gate, stage = self.idle("staleness_gate"), self._waits_for_a_stage()
         publish = min(1.0, self.total(metric.LEARNER_PUBLISH_S) / max(1e-9, self.total(metric.TIME_LEARN_S)))
         return {
             Limit.DEAD_REPLICA: self.idle("down"),
-            Limit.HOST: max(self.share(metric.HOST_LOOP_BLOCKED_S), self._host_idle(), self._saturated()),
+            Limit.MACHINE: self.others if self.mean(metric.HOST_MACHINE_CPU_SHARE) >= SATURATED else 0.0,
+            Limit.STAGE: stage,
+            Limit.HOST: max(
+                self.share(metric.HOST_LOOP_BLOCKED_S), max(0.0, self._host_idle() - stage), self._saturated()
+            ),
             Limit.TOOL: max(self.share(metric.TOOLS_STARVED_S), self.idle("tool_wait")),
             Limit.KV: self.share(metric.KV_BLOCKED_S),
             Limit.TAIL: self.share(metric.ROLLOUT_TAIL_S),
             Limit.REWARD: self.idle("reward"),
             Limit.LEARNER: gate * (1 - publish),
             Limit.SYNC: max(self.idle("weight_sync"), self.share(metric.TIME_SYNC_S)) + gate * publish,
-            Limit.STALENESS: self._waits_for_each_other(),
+            Limit.STALENESS: max(0.0, self._waits_for_each_other() - stage),
             Limit.NONE: self.sampling,
         }
 
@@ -133,6 +142,30 @@ class StepWindow:
         return max(
             0.0, self.idle("busy") - self.share(metric.KV_BLOCKED_S) - self.share(metric.ROLLOUT_TAIL_S) - starved
         )
+
+    @property
+    def others(self) -> float:
+        """Share of the machine's cores that processes of others use; 0 if none was seen."""
+        return self.mean(metric.HOST_OTHERS_CPU_SHARE)
+
+    @property
+    def busiest_stage(self) -> tuple[str, float]:
+        """The stage of the user's that worked for the largest share of its time, with that share; ("", 0) for none."""
+        families = (metric.STAGE_BUSY_S, metric.STAGE_BLOCKED_IN_S, metric.STAGE_BLOCKED_OUT_S)
+        names = {metric.part_of(metric.STAGE_BUSY_S, name) for row in self.rows for name in row}
+        busiest = "", 0.0
+        for name in sorted(name for name in names if name is not None and name not in OWN_STAGES):
+            busy_s, *waits = (self.total(metric.member(family, name)) for family in families)
+            share = busy_s / max(1e-9, busy_s + sum(waits))
+            busiest = max(busiest, (name, share), key=lambda stage: stage[1])
+        return busiest
+
+    def _waits_for_a_stage(self) -> float:
+        """Returns the share of the replicas' time in which they had nothing to do while a user's stage worked.
+
+        That they were idle at the same time is an estimate: it is exact if one of the two happened all the time.
+        """
+        return min(self.busiest_stage[1], self.idle("host"))
 
     def _host_idle(self) -> float:
         """Returns the share of idle time that counts for the host.
@@ -164,6 +197,11 @@ class StepWindow:
         """Whether learner and replicas could work at once: on GPUs of their own, or on cores that are not all busy."""
         if devices := self.config.get("devices"):
             return len(devices) > self.value("learner_ranks", 1)
+        return self.has_free_cores
+
+    @property
+    def has_free_cores(self) -> bool:
+        """Whether cores of the machine are free."""
         return self.mean(metric.HOST_MACHINE_CPU_SHARE, 1.0) < ROOM
 
 

@@ -9,23 +9,26 @@ Invariants
 - An exception in any worker cancels the whole pipeline and propagates unchanged (a bug stops the node).
 - With leases, a group is never lost: the pipeline raises GroupVanished if a stage ends with groups that it did not put
   out, and `watch` does so as soon as nothing can move any more.
-- For each worker: busy + blocked on input + blocked on output = the time since it started.
+- For each worker: busy + blocked on input + blocked on output = the time since it started
+  (`engine.pipeline.worker_clock`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine import clock as run_clock
 from engine.errors import add_note, first_error
 from engine.pipeline.channel import Channel, ChannelClosed
 from engine.pipeline.leases import Leases
 from engine.pipeline.own_tasks import OwnTasks, tasks_noted
 from engine.pipeline.whereabouts import FIX, GroupVanished, StageState, is_dead, missing
+from engine.pipeline.worker_clock import PERIODS, Period, Periods, WorkerClock
 from engine.user_parts import call
 from sandbox.require import at_least, require
 
@@ -34,35 +37,34 @@ LOOKS = 3  # so many in a row must see the same dead state, since a callback of 
 
 
 class Port:
-    """One worker's end of a channel. It counts the items and the seconds spent blocked on it."""
+    """One worker's end of a channel. waits: is told how many tasks more wait here, fewer if negative."""
 
-    def __init__(self, channel: Channel[Any], clock: Callable[[], float]) -> None:
+    def __init__(self, channel: Channel[Any], waits: Callable[[int], None]) -> None:
         self._channel = channel
-        self._clock = clock
+        self._waits = waits
         self.items = 0
-        self._blocked_s = 0.0
         self._pending = 0  # tasks that wait here, since a stage may use its port from several
         self._waiting: asyncio.Task[Any] | None = None  # the last of them
-        self._since = 0.0
-
-    def blocked_s(self, now: float) -> float:
-        return self._blocked_s + (now - self._since if self._pending else 0.0)
 
     def holds_up(self, task: asyncio.Task[Any]) -> bool:
         """Returns whether this task waits here, and no other does."""
         return self._pending == 1 and self._waiting is task
 
-    async def _timed(self, operation: Awaitable[Any]) -> Any:
-        if not self._pending:
-            self._since = self._clock()
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, the worker counts as blocked here: it can only wait, for a lease for example."""
         self._pending += 1
-        self._waiting = asyncio.current_task()
+        self._waits(1)
         try:
-            item = await operation
+            yield
         finally:
             self._pending -= 1
-            if not self._pending:
-                self._blocked_s += self._clock() - self._since
+            self._waits(-1)
+
+    async def _wait(self, operation: Awaitable[Any]) -> Any:
+        self._waiting = asyncio.current_task()
+        with self.waiting():
+            item = await operation
         self.items += 1
         return item
 
@@ -73,11 +75,11 @@ class Inbox(Port):
     def __init__(
         self,
         channel: Channel[Any],
-        clock: Callable[[], float],
+        waits: Callable[[int], None],
         finish: Callable[[], None],
         taken: Callable[[Any], None] = lambda item: None,
     ) -> None:
-        super().__init__(channel, clock)
+        super().__init__(channel, waits)
         self._finish, self._taken = finish, taken
 
     def finish(self) -> None:
@@ -85,7 +87,7 @@ class Inbox(Port):
         self._finish()
 
     async def get(self) -> Any:
-        item = await self._timed(self._channel.get())
+        item = await self._wait(self._channel.get())
         self._taken(item)
         return item
 
@@ -99,15 +101,15 @@ class Outbox(Port):
     """`await outbox.put(item)` waits for room downstream."""
 
     def __init__(
-        self, channel: Channel[Any], clock: Callable[[], float], check: Callable[[Any], None] = lambda item: None
+        self, channel: Channel[Any], waits: Callable[[int], None], check: Callable[[Any], None] = lambda item: None
     ) -> None:
-        super().__init__(channel, clock)
+        super().__init__(channel, waits)
         self._check = check
 
     async def put(self, item: Any) -> None:
         """Raises ValueError for an item that the next stage cannot take, or a group that this stage does not have."""
         self._check(item)
-        await self._timed(self._channel.put(item))
+        await self._wait(self._channel.put(item))
 
 
 StageFunction = Callable[[Inbox, Outbox], Awaitable[None]]
@@ -148,16 +150,15 @@ class StageStats:
 class _Worker:
     """A worker of a stage. Its own task creates it."""
 
-    def __init__(self, inbox: Inbox, outbox: Outbox, now: float) -> None:
-        self.inbox, self.outbox = inbox, outbox
-        self.started_at = now
-        self.ended_at: float | None = None
+    def __init__(self, inbox: Inbox, outbox: Outbox, clock: WorkerClock) -> None:
+        self.inbox, self.outbox, self.clock = inbox, outbox, clock
+        self.has_ended = False
         self.own = OwnTasks()
 
     @property
     def waits(self) -> bool:
         """Whether it has ended or waits for an item."""
-        return self.ended_at is not None or self.inbox.holds_up(self.own.worker)
+        return self.has_ended or self.inbox.holds_up(self.own.worker)
 
 
 class Pipeline:
@@ -179,7 +180,7 @@ class Pipeline:
     def __init__(
         self,
         stages: Sequence[Stage],
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = run_clock.now,
         *,
         leases: Leases | None = None,
     ) -> None:
@@ -194,6 +195,8 @@ class Pipeline:
         self._channels: list[Channel[Any]] = [Channel(stage.capacity, stage.name) for stage in stages]
         self._channels.append(_Sink())
         self._channels[0].close()
+        self._periods_done: deque[Period] = deque(maxlen=PERIODS)
+        self._periods = [Periods(stage.name, index, self._periods_done) for index, stage in enumerate(stages)]
         self._workers: list[list[_Worker]] = [[] for _ in stages]
         self._tasks: list[list[asyncio.Task[None]]] = [[] for _ in stages]
 
@@ -274,23 +277,25 @@ class Pipeline:
             self._leases.whereabouts.put(name, item, source=index == 0)
 
     async def _work(self, index: int) -> None:
+        clock = WorkerClock(self._clock, self._periods[index])
         inbox = Inbox(
             self._channels[index],
-            self._clock,
+            clock.waits_for_input,
             finish=lambda: self._finish(index),
             taken=lambda item: self._taken(index, item),
         )
-        outbox = Outbox(self._channels[index + 1], self._clock, check=lambda item: self._check(index, item))
-        worker = _Worker(inbox, outbox, self._clock())
+        outbox = Outbox(self._channels[index + 1], clock.waits_for_room, check=lambda item: self._check(index, item))
+        worker = _Worker(inbox, outbox, clock)
         self._workers[index].append(worker)
         try:
             await call("stage", self.stages[index].run, worker.inbox, worker.outbox)
         except Exception as error:
             add_note(error, f"in the stage {self.stages[index].name}")
             raise
-        worker.ended_at = self._clock()
+        worker.has_ended = True
+        worker.clock.end()
         peers = self._workers[index]
-        if len(peers) == self.stages[index].workers and all(peer.ended_at is not None for peer in peers):
+        if len(peers) == self.stages[index].workers and all(peer.has_ended for peer in peers):
             if not self._finished and (swallowed := self._swallowed(self.stats()[index])):
                 raise GroupVanished(f"{swallowed}, and the stage has ended. {FIX}")
             self._channels[index + 1].close()
@@ -306,25 +311,31 @@ class Pipeline:
         self._channels[index].clear()
 
     def stats(self) -> list[StageStats]:
-        now = self._clock()
         rows = []
         for stage, channel, workers in zip(self.stages, self._channels, self._workers, strict=False):
-            waited_in = sum(worker.inbox.blocked_s(now) for worker in workers)
-            waited_out = sum(worker.outbox.blocked_s(now) for worker in workers)
-            lived = sum((now if worker.ended_at is None else worker.ended_at) - worker.started_at for worker in workers)
+            seconds = [worker.clock.seconds() for worker in workers]
             rows.append(
                 StageStats(
                     name=stage.name,
                     workers=stage.workers,
                     items_in=sum(worker.inbox.items for worker in workers),
                     items_out=sum(worker.outbox.items for worker in workers),
-                    busy_s=max(0.0, lived - waited_in - waited_out),  # a stage may wait on both ports at once
-                    blocked_in_s=waited_in,
-                    blocked_out_s=waited_out,
+                    busy_s=sum(each["busy"] for each in seconds),
+                    blocked_in_s=sum(each["in"] for each in seconds),
+                    blocked_out_s=sum(each["out"] for each in seconds),
                     queue=len(channel),
                 )
             )
         return rows
+
+    def drain_periods(self) -> list[Period]:
+        """Returns the periods in which stages worked since the last call, in no order."""
+        now = self._clock()
+        for periods in self._periods:
+            periods.cut(now)
+        drained = list(self._periods_done)
+        self._periods_done.clear()
+        return drained
 
 
 class _Sink(Channel[Any]):

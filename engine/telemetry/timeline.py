@@ -24,7 +24,10 @@ from engine.replica.port import KvSample
 from engine.telemetry.idle_clock import IdleClock, Interval
 
 # Perfetto shows the tracks in this order.
-TRACKS = ("replicas", "fleet", "trajectories", "tool calls", "reward", "learner", "weights", "evaluation", "nodes")
+TRACKS = (
+    *("replicas", "fleet", "trajectories", "tool calls", "reward", "stages", "learner", "weights", "evaluation"),
+    "nodes",
+)
 EVENTS = 250_000
 BUCKET_S = 0.05
 

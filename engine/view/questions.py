@@ -12,6 +12,7 @@ import msgspec
 
 from engine import metric_names as metric
 from engine.diagnosis.limit import Diagnosis, diagnose
+from engine.diagnosis.pace import pace_of
 from engine.run.identity import Identity
 from engine.view.answers.about import about
 from engine.view.answers.placement import placement_of
@@ -105,7 +106,8 @@ class Questions:
         run = self.run(query)
         diagnosis: Diagnosis = diagnose(run.rows, run.config, run.summary)
         measured = not run.rows or any(metric.REPLICAS_BUSY_S in row for row in run.rows)
-        return asdict(diagnosis) | {"measured": measured}
+        pace = pace_of(run.rows, run.state, run.age_s, run.ended)
+        return asdict(diagnosis) | {"measured": measured, "pace": asdict(pace)}
 
 
 # Options in which runs of one family may differ: the seed, the folder, and how the command was written.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import msgspec
 
 from engine.recording.files import check_files
 from engine.recording.reader import RecordedRun
-from engine.run.run_folder import checked_row
+from engine.run.run_folder import ENDED, checked_row
 
 _FLOCK = "hhqqi"  # struct flock of Linux: type, whence, start, length, process
 
@@ -71,6 +72,21 @@ class RunFiles:
         if _is_locked(self.path / "lock"):
             return "running"
         return "finished" if (self.path / "summary.json").exists() else "stopped"
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the newest row was written, or since the run began if there is none."""
+        newest = self.path / ("metrics.jsonl" if self.rows else "config.json")
+        with suppress(OSError):
+            return max(0.0, time.time() - newest.stat().st_mtime)
+        return 0.0
+
+    @property
+    def ended(self) -> str | None:
+        """The line with which an error ended the run; None if there is none."""
+        with suppress(OSError):
+            return (self.path / ENDED).read_text(encoding="utf-8", errors="replace").strip() or None
+        return None
 
     @property
     def problems(self) -> list[str]:

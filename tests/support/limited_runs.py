@@ -52,11 +52,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sync": {},
     "staleness": {"prompts_per_step": 4, "rollout.max_tokens": 900, "max_staleness": 1},
     "host": {},
+    "stage": {},
     "dead": {},
 }
 TOOL_S = 4.0  # longer than all else of a rollout, on a machine that others use too
 TRANSFER_S = 8.0
 BLOCKED_S = 0.8  # of each group
+JUDGED_S = 1.5  # the same
 LONG_EVERY = 32  # trajectories, of which one does not end by itself
 
 
@@ -84,6 +86,16 @@ async def blocks_the_loop(inbox: Inbox, outbox: Outbox) -> None:
     async for group in inbox:
         time.sleep(BLOCKED_S)  # noqa: ASYNC251  this is the fault
         await outbox.put(group)
+
+
+async def judges(inbox: Inbox, outbox: Outbox) -> None:
+    """A stage of a user's that awaits somebody's answer for each group."""
+    async for group in inbox:
+        await asyncio.sleep(JUDGED_S)
+        await outbox.put(group)
+
+
+OWN_STAGES = {"host": blocks_the_loop, "stage": judges}
 
 
 def some_never_end(job: Training) -> None:
@@ -130,7 +142,7 @@ def train_with(fault: str) -> Any:
         async with opened.training(config.training(), run) as job, with_fault(fault, job):
             tool: Tool = PythonTool(job.sandbox)
             rollouts = job.rollouts([SlowTool(tool) if fault == "tool" else tool])
-            own = [Stage(name="mine", run=blocks_the_loop)] if fault == "host" else []
+            own = [Stage(name="mine", run=OWN_STAGES[fault])] if fault in OWN_STAGES else []
             await job.run(
                 [
                     job.admit(prompts("train", config.seed)),

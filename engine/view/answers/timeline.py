@@ -6,11 +6,10 @@ from collections import defaultdict
 from typing import Any
 
 from engine.recording.records import Segment
-from engine.telemetry.timeline import TRACKS
+from engine.telemetry.timeline import TRACKS, SpanEvent
+from engine.view.answers.thinning import LANES, density_of, lanes_of, spans_of
 from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
-
-SPANS = 60_000  # spans of one answer: no screen shows more, and the page says how many are left out
 
 
 def timeline_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
@@ -22,20 +21,14 @@ def timeline_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
             raise NotThere("this run has no recorded timeline (record/timeline)")
         raise NotThere(f"the timeline of step {first} is not kept; some of steps {kept[0]} to {kept[-1]} is")
     start = min(segment.start for segment in segments)
-    spans = sum(len(segment.spans) for segment in segments)
+    seconds = max(segment.end for segment in segments) - start
     return {
         "first": first,
         "last": last,
         "started_at": start,
-        "seconds": max(segment.end for segment in segments) - start,
-        "left_out": max(0, spans - SPANS),
+        "seconds": seconds,
         "replicas": _replicas(segments, start),
-        "tracks": _tracks(segments, start),
-        "instants": [
-            [instant.track, round(instant.at - start, 5), instant.name, instant.args]
-            for segment in segments
-            for instant in segment.instants
-        ][:SPANS],
+        "tracks": _tracks(segments, start, seconds),
         "lag": [[round(lag.at - start, 5), round(lag.lag_s, 6)] for segment in segments for lag in segment.lags],
         "steps": _step_marks(segments, start),
     }
@@ -60,24 +53,21 @@ def _replicas(segments: list[Segment], start: float) -> list[dict[str, Any]]:
     ]
 
 
-def _tracks(segments: list[Segment], start: float) -> list[dict[str, Any]]:
-    """Returns the first SPANS spans by node and track, as columns."""
-    tracks: dict[tuple[str, str], dict[str, list[Any]]] = {}
-    room = SPANS
+def _tracks(segments: list[Segment], start: float, seconds: float) -> list[dict[str, Any]]:
+    """Returns the spans by node and track: as columns, or as a density if they have too many lanes."""
+    tracks: dict[tuple[str, str], list[SpanEvent]] = defaultdict(list)
     for segment in segments:
-        for span in segment.spans[:room]:
-            columns = tracks.setdefault(
-                (segment.node, span.track), {"lane": [], "name": [], "start": [], "end": [], "args": []}
-            )
-            columns["lane"].append(span.lane)
-            columns["name"].append(span.name)
-            columns["start"].append(round(span.start - start, 5))
-            columns["end"].append(round(span.end - start, 5))
-            columns["args"].append(span.args)
-        room = max(0, room - len(segment.spans))
+        for span in segment.spans:
+            tracks[segment.node, span.track].append(span)
     order = {track: number for number, track in enumerate(TRACKS)}
     keys = sorted(tracks, key=lambda key: (key[0], order.get(key[1], len(order))))
-    return [{"node": node, "track": track, "spans": tracks[node, track]} for node, track in keys]
+    return [{"node": key[0], "track": key[1]} | _shown(tracks[key], start, seconds) for key in keys]
+
+
+def _shown(spans: list[SpanEvent], start: float, seconds: float) -> dict[str, Any]:
+    if lanes_of(spans) > LANES:
+        return {"spans": None, "density": density_of(spans, start, seconds)}
+    return {"spans": spans_of(spans, start, seconds), "density": None}
 
 
 def _step_marks(segments: list[Segment], start: float) -> list[list[float]]:

@@ -58,8 +58,11 @@
  *   lost: Record<string, number>,
  *   steps: [number, number] | null,
  *   measured: boolean,
+ *   pace: Pace,
  * }} Now
  */
+
+/** @typedef {{ step_s: number | null, age_s: number, stalled: boolean, sentence: string }} Pace */
 
 /**
  * @typedef {{
@@ -220,13 +223,21 @@
  *   last: number,
  *   started_at: number,
  *   seconds: number,
- *   left_out: number,
  *   replicas: ReplicaLane[],
- *   tracks: { node: string, track: string, spans: Spans }[],
- *   instants: [track: string, at_s: number, name: string, args: Record<string, unknown>][],
+ *   tracks: Track[],
  *   lag: [at_s: number, lag_s: number][],
  *   steps: [step: number, from_s: number, to_s: number][],
  * }} Timeline
+ */
+
+/**
+ * A track has spans, or a density if it has too many lanes.
+ * @typedef {{ node: string, track: string, spans: Spans | null, density: Density | null }} Track
+ */
+
+/**
+ * How many lanes are busy in each of equal parts of the time, by the names of spans.
+ * @typedef {{ lanes: number, busy: Record<string, number[]> }} Density
  */
 
 /**
@@ -256,6 +267,7 @@
  *   start: number[],
  *   end: number[],
  *   args: Record<string, unknown>[],
+ *   merged: number,
  * }} Spans
  */
 

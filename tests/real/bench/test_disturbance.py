@@ -7,15 +7,15 @@ import time
 
 import psutil
 
-from bench.measuring import disturbance
 from bench.measuring.disturbance import Surroundings
+from engine.telemetry import others
 
 ORPHAN = "import os\nif os.fork(): os._exit(0)\nprint(os.getppid(), flush=True)\ninput()"
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"
 
 
 def test_the_cpu_of_a_process_outside_the_family_is_seen(monkeypatch):
-    monkeypatch.setattr(disturbance, "family", lambda pid: [psutil.Process(pid)])
+    monkeypatch.setattr(others, "family", lambda pid: [psutil.Process(pid)])
     command = [sys.executable, "-c", BURN]
     began = time.monotonic()
     with (

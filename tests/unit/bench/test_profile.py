@@ -19,8 +19,8 @@ ROW = {"busy_s": 1.0, "blocked_in_s": 3.0, "blocked_out_s": 0.0, "items": 8}
 def test_each_stage_has_its_time_of_the_whole_run_and_its_longest_queue():
     rows = [
         {"step": 0},
-        {"step": 1, "stage/mine/queue": 5, **{f"stage/mine/{name}": 0.5 for name in ROW}},
-        {"step": 2, "stage/mine/queue": 2, **{f"stage/mine/{name}": value for name, value in ROW.items()}},
+        {"step": 1, "stage/mine/queue": 5, **{f"stage/mine/{name}": value / 4 for name, value in ROW.items()}},
+        {"step": 2, "stage/mine/queue": 2, **{f"stage/mine/{name}": value * 3 / 4 for name, value in ROW.items()}},
         {"step": 2, "eval/accuracy": 0.5},
     ]
     [mine] = stages(rows)

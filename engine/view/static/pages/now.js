@@ -17,7 +17,7 @@ import {
 } from "view/parts/dom";
 import { bytes, fixed, mean, number, percent, seconds, sum, whole } from "view/parts/format";
 
-/** @import { Finding, Metrics, Now, Run } from "view/answers" */
+/** @import { Finding, Metrics, Now, Pace, Run } from "view/answers" */
 /** @import { Context } from "view/main" */
 /** @import { Child } from "view/parts/dom" */
 
@@ -61,16 +61,30 @@ function notMeasured() {
  * @param {Now} answer
  * @param {Run} run
  */
-function verdict({ alarms, limit, sentence, steps }, run) {
-  const kind = alarms.length ? "bad" : limit === "none" ? "good" : "warn";
-  const state = alarms.length ? "alarm" : limit === "none" ? "healthy" : `limited: ${limit}`;
+function verdict({ alarms, limit, pace, sentence, steps }, run) {
+  const moves = run.state !== "stopped" && !pace.stalled;
+  const kind = !moves || alarms.length ? "bad" : limit === "none" ? "good" : "warn";
+  const judged = alarms.length ? "alarm" : limit === "none" ? "healthy" : `limited: ${limit}`;
+  const halted = pace.stalled ? "stalled" : run.state;
+  const starting = run.state === "running" ? "starting" : run.state;
   return namedCard(
     "verdict",
     null,
-    steps ? badge(state, kind) : badge(run.state === "running" ? "starting" : run.state),
-    h("p", { class: "sentence" }, sentence),
-    note(steps ? `over steps ${steps[0]} to ${steps[1]}` : ""),
+    badge(!moves ? halted : steps ? judged : starting, steps || !moves ? kind : ""),
+    pace.sentence ? h("p", { class: "sentence" }, pace.sentence) : null,
+    h("p", { class: pace.sentence ? "" : "sentence" }, sentence),
+    note([steps ? `over steps ${steps[0]} to ${steps[1]}` : "", paceText(pace, run)].join("")),
   );
+}
+
+/** @param {Pace} pace @param {Run} run */
+function paceText({ step_s, age_s }, run) {
+  if (step_s === null) return "";
+  const age = run.state === "running" ? ` · last step ${seconds(age_s)} ago` : "";
+  const left = (run.steps ?? 0) - run.last;
+  const rest =
+    run.state === "running" && left > 0 ? ` · about ${seconds(left * step_s)} to go` : "";
+  return ` · ${seconds(step_s)} a step${age}${rest}`;
 }
 
 /**

@@ -1,7 +1,7 @@
 // The page "Where time goes": replicas, learner, sandbox and event loop on one axis, and what idle
 // replicas waited for.
 
-import { ask, metrics } from "view/api";
+import { ask, column, last, metrics } from "view/api";
 import { CAUSES, causeColor, causeText, color, STEP_PARTS } from "view/parts/colors";
 import {
   card,
@@ -15,14 +15,15 @@ import {
   table,
   toolbar,
 } from "view/parts/dom";
-import { percent, seconds, sum, whole } from "view/parts/format";
+import { fixed, percent, seconds, sum, whole } from "view/parts/format";
 import { Lanes } from "view/parts/lanes";
 import { RECORDS, replicaName } from "view/parts/recorded";
 import { stacked } from "view/parts/stacked";
 
-/** @import { Metrics, ReplicaLane, Timeline } from "view/answers" */
+/** @import { Metrics, ReplicaLane, Timeline, Track } from "view/answers" */
 /** @import { Context } from "view/main" */
 
+const RECENT = 8; // number of newest steps over which stages are measured
 const SHOWN_REPLICAS = 8; // replicas that have a column in the table
 
 /** @param {Context} context */
@@ -32,6 +33,7 @@ export async function time(context) {
   const steps = runs[run].timeline.filter((step) => step > 0);
   return [
     bySteps(rows, (step) => set({ ...query, step })),
+    stages(rows),
     ...(steps.length ? await timeline(context, steps) : [noTimeline()]),
   ];
 }
@@ -88,6 +90,54 @@ function bySteps(rows, onclick) {
       onclick,
     ),
     note("An older version made this run, which did not measure idle time by cause."),
+  );
+}
+
+/**
+ * Returns what each stage of the pipeline did in the newest steps.
+ * @param {Metrics} rows
+ */
+function stages(rows) {
+  const names = Object.keys(rows.values).flatMap((name) => {
+    const match = name.match(/^stage\/(.+)\/busy_s$/);
+    return match ? [match[1]] : [];
+  });
+  if (!names.length) return null;
+  /** @param {string} metric */
+  const total = (metric) => sum(column(rows, metric).y.slice(-RECENT));
+  const step_s = total("time/step_s");
+  const found = names.map((name) => {
+    const [busy, waits_in, waits_out] = ["busy_s", "blocked_in_s", "blocked_out_s"].map((part) =>
+      total(`stage/${name}/${part}`),
+    );
+    const all = busy + waits_in + waits_out || 1;
+    return {
+      name,
+      items: total(`stage/${name}/items`) / (step_s || 1),
+      busy: busy / all,
+      waits_in: waits_in / all,
+      waits_out: waits_out / all,
+      queue: last(rows, `stage/${name}/queue`),
+    };
+  });
+  return namedCard(
+    "stages",
+    "Stages",
+    table(
+      [
+        { name: "stage", mono: true, cell: ({ name }) => name },
+        { name: "items/s", number: true, cell: ({ items }) => fixed(items, 2) },
+        { name: "works", number: true, cell: ({ busy }) => percent(busy, 1) },
+        { name: "waits for an item", number: true, cell: (stage) => percent(stage.waits_in, 1) },
+        { name: "waits for room", number: true, cell: (stage) => percent(stage.waits_out, 1) },
+        { name: "queue", number: true, cell: ({ queue }) => whole(queue) },
+      ],
+      found,
+    ),
+    note(
+      `Shares of its workers' time in the newest ${RECENT} steps; the queue is the last one's. ` +
+        "A stage that waits for neither works, also while it awaits something of its own.",
+    ),
   );
 }
 
@@ -150,13 +200,25 @@ async function timeline({ run, runs, query, set }, steps) {
         "All events of these steps, for ui.perfetto.dev: ",
         h("code", {}, `rocstar trace ${runs[run].path} steps=${span}`),
       ),
-      answer.left_out
-        ? note(`${whole(answer.left_out)} spans of these steps are left out. Fewer steps show all.`)
-        : null,
+      thinned(answer.tracks),
     ),
     card("Replica-seconds in view", losses),
     loopLag(answer.lag),
   ];
+}
+
+/** @param {Track[]} tracks */
+function thinned(tracks) {
+  const dense = tracks.filter(({ density }) => density).map(({ track }) => track);
+  const merged = sum(tracks.map(({ spans }) => spans?.merged ?? 0));
+  if (!dense.length && !merged) return null;
+  const parts = [
+    dense.length ? `Of ${dense.join(" and ")} the number is shown that is busy at once.` : "",
+    merged
+      ? `${whole(merged)} spans are narrower than a pixel and drawn with their neighbours.`
+      : "",
+  ];
+  return note(`${parts.join(" ")} The command above has every span.`);
 }
 
 /**

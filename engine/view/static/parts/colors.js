@@ -51,6 +51,8 @@ export const causeColor = (cause) => color(cause) || color("other");
  */
 const LIMITS = {
   "dead replica": "down",
+  machine: "down",
+  stage: "host",
   host: "host",
   tool: "tool_wait",
   kv: "kv_blocked",

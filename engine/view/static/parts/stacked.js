@@ -8,9 +8,10 @@ import { seconds, sum } from "view/parts/format";
 /** @import { Metrics } from "view/answers" */
 /** @typedef {{ label: string, values: (number | null)[], paint: string }} Part */
 
-const LEFT = 46; // pixels for the numbers of the axis
+const LEFT = 46; // least pixels for the numbers of the axis
 const BOTTOM = 18; // pixels for the numbers of the steps
 const HEIGHT = 190;
+const SHARES = [0, 0.5, 1]; // of the highest column, at which the axis has numbers
 const LABEL = 44; // least distance between the numbers of two steps, in pixels
 
 /**
@@ -25,18 +26,20 @@ export function stacked(rows, parts, onclick) {
   /** @param {number} row */
   const total = (row) => sum(parts.map(({ values }) => values[row] ?? 0));
   const most = Math.max(1e-9, ...shown.map(total));
+  let margin = LEFT; // pixels for the numbers of the axis, as they are measured
   /** @param {number} width */
-  const pitch = (width) => Math.min(34, (width - LEFT) / shown.length);
+  const pitch = (width) => Math.min(34, (width - margin) / shown.length);
 
   const { canvas } = drawnCanvas(
     HEIGHT,
     { class: "stacked", "aria-label": "seconds by step" },
     (pen, width) => {
-      axis(pen, width, most);
+      margin = Math.max(LEFT, ...SHARES.map((share) => widthOf(pen, share * most) + 8));
+      axis(pen, width, most, margin);
       const bar = Math.max(0.8, pitch(width) - (pitch(width) > 4 ? 1.5 : 0));
       let labelled = -LABEL;
       shown.forEach((row, index) => {
-        const left = LEFT + index * pitch(width);
+        const left = margin + index * pitch(width);
         let y = HEIGHT - BOTTOM;
         for (const { values, paint } of parts) {
           const height = ((values[row] ?? 0) / most) * (HEIGHT - BOTTOM - 6);
@@ -56,7 +59,7 @@ export function stacked(rows, parts, onclick) {
   /** @param {MouseEvent} event @returns {number | undefined} the row under the pointer */
   const rowAt = (event) => {
     const { left, width } = canvas.getBoundingClientRect();
-    return shown[Math.floor((event.clientX - left - LEFT) / pitch(width))];
+    return shown[Math.floor((event.clientX - left - margin) / pitch(width))];
   };
   canvas.addEventListener("mousemove", (event) => {
     const row = rowAt(event);
@@ -76,14 +79,18 @@ export function stacked(rows, parts, onclick) {
  * @param {CanvasRenderingContext2D} pen
  * @param {number} width
  * @param {number} most seconds at the top
+ * @param {number} margin
  */
-function axis(pen, width, most) {
-  for (const share of [0, 0.5, 1]) {
+function axis(pen, width, most, margin) {
+  for (const share of SHARES) {
     const y = HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - 6);
     pen.fillStyle = color("faint");
-    pen.fillRect(LEFT, y, width - LEFT, 1);
+    pen.fillRect(margin, y, width - margin, 1);
     pen.fillStyle = color("muted");
     pen.textAlign = "right";
-    pen.fillText(seconds(share * most), LEFT - 6, y + 4);
+    pen.fillText(seconds(share * most), margin - 6, y + 4);
   }
 }
+
+/** @param {CanvasRenderingContext2D} pen @param {number} value seconds */
+const widthOf = (pen, value) => pen.measureText(seconds(value)).width;

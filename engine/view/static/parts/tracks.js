@@ -5,7 +5,7 @@ import { causeColor, causeText, color } from "view/parts/colors";
 import { number, seconds, whole } from "view/parts/format";
 import { replicaName } from "view/parts/recorded";
 
-/** @import { EngineSteps, ReplicaLane, Spans, Timeline } from "view/answers" */
+/** @import { Density, EngineSteps, ReplicaLane, Spans, Timeline } from "view/answers" */
 
 /**
  * from, to: the seconds in view. x: the pixel of a second.
@@ -36,6 +36,7 @@ import { replicaName } from "view/parts/recorded";
 const STATE = 16; // a replica's state
 const USE = 30; // a replica's KV use
 const MOST = 260; // a track, at most: its lanes get thinner the more there are
+const DENSITY = 120; // a track of too many lanes
 const LAG = 22; // the event loop
 
 /**
@@ -49,13 +50,42 @@ export function rowsOf(timeline, top) {
       stateRow(replica),
       ...(hasSteps(replica.engine) ? [useRow(replica.engine, most)] : []),
     ]),
-    ...timeline.tracks.map(({ node, track, spans }) => spanRow(node, track, spans)),
+    ...timeline.tracks.flatMap(({ node, track, spans, density }) => {
+      if (density) return [densityRow(node, track, density, timeline.seconds)];
+      if (!spans) return [];
+      if (track !== "stages") return [spanRow(node, track, spans)];
+      return byName(spans).map(([name, own]) => spanRow(node, `stage ${name}`, own));
+    }),
     ...(timeline.lag.length ? [lagRow(timeline.lag)] : []),
   ];
   return rows.map((row) => {
     const placed = { ...row, top, bottom: top + row.height };
     top += row.height + row.gap;
     return placed;
+  });
+}
+
+/**
+ * Returns the spans of each name, all in one lane.
+ * @param {Spans} spans
+ * @returns {[name: string, spans: Spans][]}
+ */
+function byName(spans) {
+  return [...new Set(spans.name)].map((name) => {
+    const own = spans.name.flatMap((one, index) => (one === name ? [index] : []));
+    /** @template T @param {T[]} values */
+    const of = (values) => own.map((index) => values[index]);
+    return [
+      name,
+      {
+        lane: own.map(() => 0),
+        name: own.map(() => "works"),
+        start: of(spans.start),
+        end: of(spans.end),
+        args: of(spans.args),
+        merged: 0,
+      },
+    ];
   });
 }
 
@@ -189,6 +219,47 @@ function spanRow(node, track, spans) {
         .join(", ");
       const length = seconds(spans.end[index] - spans.start[index]);
       return `${spans.name[index]}, ${length}${details ? `\n${details}` : ""}`;
+    },
+  };
+}
+
+/**
+ * Draws how many lanes are busy, the kinds of spans on top of each other.
+ * @param {string} node
+ * @param {string} track
+ * @param {Density} density
+ * @param {number} length seconds of the timeline
+ * @returns {Row}
+ */
+function densityRow(node, track, { lanes, busy }, length) {
+  const kinds = Object.entries(busy);
+  const parts = kinds[0]?.[1].length ?? 0;
+  return {
+    name: node ? `${track} (${node})` : track,
+    note: `${whole(lanes)} at once`,
+    height: DENSITY,
+    gap: 9,
+    draw({ pen, x, top, bottom, from, to }) {
+      pen.fillStyle = color("faint");
+      pen.fillRect(x(from), top, x(to) - x(from), bottom - top);
+      for (let part = 0; part < parts; part++) {
+        const [begin, end] = [(part * length) / parts, ((part + 1) * length) / parts];
+        if (end < from || begin > to) continue;
+        let base = bottom;
+        for (const [name, counts] of kinds) {
+          const height = (counts[part] / lanes) * DENSITY;
+          // One trajectory of ten thousand is still to be seen: the end of a step has few.
+          const shown = counts[part] > 0 ? Math.max(1, height) : 0;
+          pen.fillStyle = spanColor(track, name);
+          pen.fillRect(x(begin), base - shown, Math.max(0.8, x(end) - x(begin)), shown);
+          base -= shown;
+        }
+      }
+    },
+    text(time) {
+      const part = Math.min(parts - 1, Math.floor((time / length) * parts));
+      const lines = kinds.map(([name, counts]) => `${whole(counts[part])} ${name}`);
+      return [`of ${whole(lanes)} at once:`, ...lines].join("\n");
     },
   };
 }

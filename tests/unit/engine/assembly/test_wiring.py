@@ -18,7 +18,8 @@ from engine.assembly.config import TrainingConfig
 from engine.assembly.evaluations import ScheduledEvaluation
 from engine.assembly.training import training
 from engine.errors import BadInput
-from engine.pipeline.pipeline import Stage
+from engine.pipeline.channel import Channel
+from engine.pipeline.pipeline import Inbox, Stage
 from engine.programs.main import main
 from engine.recipe import Recipe
 from engine.rollout.rollout import RolloutConfig
@@ -261,7 +262,8 @@ def drawn(job, prompts):
                 job.leases.release(len(self.items) - 1)
 
     outbox = Outbox()
-    asyncio.run(job.admit(prompts).run(None, outbox))
+    inbox = Inbox(Channel(1), waits=lambda tasks: None, finish=lambda: None)
+    asyncio.run(job.admit(prompts).run(inbox, outbox))
     notes = job.run_folder.path / "notes.log"
     return outbox.items, notes.read_text() if notes.exists() else ""
 

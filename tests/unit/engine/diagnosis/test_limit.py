@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.diagnosis.limit import WINDOW, diagnose
+from engine.diagnosis.advice import _ADVICE
+from engine.diagnosis.limit import _SENTENCES, WINDOW, diagnose
 from engine.diagnosis.step_window import Limit
 from engine.telemetry.idle_clock import CAUSES
 
@@ -50,6 +51,25 @@ CASES = {
     "a loop without a stall and without time": (a_row(host__loop_cpu_share=0.95), Limit.HOST),
     "a loop that computes a lot": (a_row(host__loop_cpu_share=0.7), Limit.NONE),
     "node's own work": (a_row(replicas__busy_s=6.0, idle__host_s=10.0), Limit.HOST),
+    "a stage of one's own": (
+        a_row(replicas__busy_s=6.0, idle__host_s=10.0)
+        | {"stage/judge/busy_s": 7.0, "stage/judge/blocked_in_s": 2.0, "stage/judge/blocked_out_s": 0.0},
+        Limit.STAGE,
+    ),
+    "a stage of ours is no stage of one's own": (
+        a_row(replicas__busy_s=6.0, idle__host_s=10.0) | {"stage/groups/busy_s": 9.0},
+        Limit.HOST,
+    ),
+    "a stage that works while the replicas do": (a_row() | {"stage/judge/busy_s": 9.0}, Limit.NONE),
+    "a stage that stands still with the loop": (
+        a_row(replicas__busy_s=6.0, idle__host_s=10.0, host__loop_blocked_s=5.0) | {"stage/judge/busy_s": 9.0},
+        Limit.HOST,
+    ),
+    "others on the machine": (a_row(host__others_cpu_share=0.7), Limit.MACHINE),
+    "others on a machine with room": (
+        a_row(host__others_cpu_share=0.05, host__machine_cpu_share=0.4),
+        Limit.NONE,
+    ),
     "dead": (a_row(replicas__busy_s=8.0, idle__down_s=8.0, replicas__live=1), Limit.DEAD_REPLICA),
     "taking turns, with room": (a_row(rollout_s=5.0, learn_s=5.0, host__machine_cpu_share=0.5), Limit.STALENESS),
     "taking turns, without": (a_row(rollout_s=4.5, learn_s=5.5), Limit.LEARNER),
@@ -80,6 +100,25 @@ def test_the_line_at_which_the_loop_stands_is_named():
     found = diagnose(rows, CONFIG)
     assert "mine.py:12 clean" in found.sentence
     assert any("mine.py:12 clean" in alarm.text for alarm in found.alarms)
+
+
+def test_a_slow_stage_behind_a_shut_gate_is_not_staleness():
+    row = a_row(replicas__busy_s=4.0, idle__host_s=12.0, time__lease_wait_s=8.0) | {"stage/judge/busy_s": 9.0}
+    found = diagnose([row], CONFIG | {"max_staleness": 1})
+    assert found.limit == Limit.STAGE
+    assert "Your stage `judge` limits this run: it works for 9.0 of 9.0 s" in found.sentence
+    assert "workers" in found.advice[0].text
+
+
+def test_more_replicas_are_not_advised_where_no_core_is_free():
+    assert not diagnose([HEALTHY], CONFIG).advice
+    free = HEALTHY | {"host/machine_cpu_share": 0.5}
+    assert diagnose([free], CONFIG).advice[0].option == "replicas"
+    assert diagnose([HEALTHY], CONFIG | {"devices": [0, 1]}).advice[0].option == "replicas"
+
+
+def test_each_limit_has_a_sentence_and_advice():
+    assert set(_SENTENCES) == set(_ADVICE) == set(Limit)
 
 
 def test_a_gate_that_is_shut_while_both_sides_wait_is_staleness():
@@ -166,6 +205,7 @@ def test_advice_whose_option_the_recipe_does_not_have_is_not_given(case):
     ("figures", "names", "option"),
     [
         ({"replicas/live": 1}, {"replicas/live", "replicas/deaths"}, "kv_blocks"),
+        ({"host/others_cpu_share": 0.15}, {"host/others_cpu_share"}, ""),
         ({"replicas/deaths": 1}, {"replicas/live", "replicas/deaths"}, "kv_blocks"),
         ({"host/loop_blocked_s": 1.5}, {"host/loop_blocked_s"}, ""),
         ({"kv/preemptions": 3, "kv_peak/replica1": 0.95}, {"kv/preemptions", "kv_peak"}, "kv_blocks"),

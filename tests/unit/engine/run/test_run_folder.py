@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from engine.atomic_files import CannotWrite
+from engine.errors import BadInput
 from engine.run.checkpoints import Unresumable
 from engine.run.identity import Identity
-from engine.run.run_folder import RunFolder
+from engine.run.run_folder import ENDED, RunFolder
 
 
 def test_a_name_is_never_reused(tmp_path):
@@ -117,6 +118,23 @@ def begin(tmp_path, config=CONFIG):
             for step in range(4):
                 run.step(step, {"reward": step / 2})
     return run
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("the reward of mine-147 is nan"), "ValueError: the reward of mine-147 is nan"),
+        (BadInput("steps must be at least 1\nFix: more"), "steps must be at least 1 Fix: more"),
+        (KeyboardInterrupt(), "it was interrupted"),
+    ],
+)
+def test_why_a_run_ended_stands_in_its_folder_until_it_is_resumed(tmp_path, error, line):
+    begin(tmp_path)
+    with pytest.raises(type(error)), RunFolder.open(tmp_path, "run", Identity(CONFIG)):
+        raise error
+    assert " ".join((tmp_path / "run" / ENDED).read_text().split()) == line
+    begin(tmp_path)
+    assert not (tmp_path / "run" / ENDED).exists()
 
 
 def test_a_run_that_did_not_end_is_resumed_and_later_steps_are_forgotten(tmp_path):

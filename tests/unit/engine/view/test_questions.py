@@ -175,6 +175,7 @@ def test_a_timeline_is_seconds_of_one_axis_for_all_steps_asked_for(tmp_path):
     assert {track["track"] for track in found["tracks"]} >= {"trajectories", "tool calls", "learner", "weights"}
     calls = next(track["spans"] for track in found["tracks"] if track["track"] == "tool calls")
     assert calls["name"] == ["error", "error"]
+    assert calls["merged"] == 0
 
 
 def test_every_decision_of_a_step_is_told_with_its_reason(tmp_path):

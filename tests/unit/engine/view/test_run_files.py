@@ -58,7 +58,11 @@ def test_a_run_that_nobody_holds_has_stopped_or_is_finished(tmp_path):
     write_viewed_run(tmp_path / "run", recorded=0)
     assert RunFiles(tmp_path / "run").state == "finished"
     (tmp_path / "run" / "summary.json").unlink()
-    assert RunFiles(tmp_path / "run").state == "stopped"
+    stopped = RunFiles(tmp_path / "run")
+    assert (stopped.state, stopped.ended) == ("stopped", None)
+    assert 0 <= stopped.age_s < 60
+    (tmp_path / "run" / "ended.txt").write_text("the disk is full\n")
+    assert stopped.ended == "the disk is full"
 
 
 def test_a_folder_that_holds_runs_is_refused_with_their_names(tmp_path):

@@ -1,0 +1,71 @@
+"""A step of 512 x 32 trajectories on 64 replicas is a page like any other, and the end of the step is on it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.recording import files
+from engine.recording.records import Segment
+from engine.telemetry.idle_clock import Interval
+from engine.telemetry.timeline import SpanEvent
+from tests.real.engine.view.test_pages import viewed
+from tests.support.browser import MISSING, PROGRAM, chromium
+from tests.support.recorded_run import START, STEP_S
+from tests.support.viewed_runs import write_viewed_run
+
+pytestmark = [pytest.mark.skipif(PROGRAM is None, reason=MISSING), pytest.mark.timeout(180)]
+TRAJECTORIES, TURNS, REPLICAS = 512 * 32, 8, 64
+SECONDS, TAIL_S = 600.0, 90.0  # of the step, and of its last trajectory alone
+# How many colours the canvas has between two heights and two seconds.
+PAINTED = """(([top, bottom, from, to]) => {
+    const canvas = document.getElementById("lanes"), scale = devicePixelRatio || 1;
+    const x = (second) => Math.round((128 + (second / %f) * (canvas.clientWidth - 128)) * scale);
+    const [left, right] = [x(from), x(to)];
+    const { data } = canvas.getContext("2d").getImageData(left, top * scale, right - left, (bottom - top) * scale);
+    const colours = new Set();
+    for (let at = 0; at < data.length; at += 4) colours.add(data.slice(at, at + 3).join());
+    return colours.size;
+})"""
+
+
+def a_large_segment(step: int) -> Segment:
+    """Every trajectory has TURNS turns but the last, which goes on alone; then the learner, the weights."""
+    draw, start = random.Random(0), START + STEP_S * step
+    spans = []
+    for lane in range(TRAJECTORIES):
+        at = start + draw.uniform(0, 20)
+        for turn in range(TURNS):
+            ends = at + draw.uniform(20, 45)
+            spans.append(SpanEvent("trajectories", lane, "generate", at, ends, {"turn": turn}))
+            at = ends + draw.uniform(0, 5)
+    learnt = start + SECONDS - 60
+    spans.append(SpanEvent("trajectories", 0, "generate", learnt - TAIL_S, learnt, {"turn": TURNS}))
+    spans.append(SpanEvent("learner", 0, f"step {step}", learnt, learnt + 50, {}))
+    spans.append(SpanEvent("weights", 0, "load", learnt + 50, start + SECONDS, {}))
+    spans.append(SpanEvent("stages", 2, "judge", learnt - 10, learnt, {}))
+    idle = [Interval(replica, "busy", start, learnt) for replica in range(REPLICAS)]
+    return Segment(step=step, node="", start=start, end=start + SECONDS, spans=tuple(spans), idle=tuple(idle))
+
+
+async def test_a_step_of_real_size_shows_its_tail_its_learner_and_its_weights(tmp_path):
+    write_viewed_run(tmp_path / "run", steps=3, recorded=3)
+    path = files.timeline_path(files.folder_of(tmp_path / "run"), 3)
+    path.unlink()
+    files.append_to(path, a_large_segment(3))
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/time?run=0&step=3")
+        await page.until("document.getElementById('lanes')?.width > 300")
+        height = await page.evaluate("document.getElementById('lanes').clientHeight")
+        assert height < 32_000 / 2, "a canvas of 65,535 pixels stays blank"
+        text = await page.evaluate("document.querySelector('main').textContent")
+        assert "the number is shown that is busy at once" in text
+        assert page.complaints == []
+        rows = REPLICAS * 23 + 36
+        colours = f"{PAINTED % SECONDS}"
+        learnt = SECONDS - 60
+        tail = await page.evaluate(f"{colours}([{rows}, {rows + 120}, {learnt - TAIL_S + 5}, {learnt - 5}])")
+        assert tail > 1, "one trajectory of 16,384 is seen"
+        after = await page.evaluate(f"{colours}([{rows}, {rows + 120}, {learnt + 5}, {SECONDS - 5}])")
+        assert after == 1, "nothing samples while the learner works"
