@@ -86,12 +86,16 @@ def turns_of(trajectory):
     return sorted(len(part.turns) for part in trajectory.parts)
 
 
+def folder_name(name):
+    return name.lower().replace(" ", "-")
+
+
 def in_python(name, program, **options):
-    return own_environment(name, *PROGRAMS[name], **options) / "bin" / program
+    return own_environment(folder_name(name), *PROGRAMS[name], **options) / "bin" / program
 
 
 def in_node(name):
-    return node_packages(name.lower().replace(" ", "-"), *PROGRAMS[name])
+    return node_packages(folder_name(name), *PROGRAMS[name])
 
 
 def node():
