@@ -420,7 +420,7 @@ class Last(bytes):
 
 
 async def _encoded(turn: AsyncGenerator[Event, None], encode: Callable[[Event], bytes]) -> AsyncGenerator[bytes, None]:
-    """Yields the chunks of a turn. Its beginning comes with its first tokens: a write costs more than all else."""
+    """Yields the chunks of a turn. Its beginning comes with its first tokens, which saves a write."""
     begin = b""
     async with aclosing(turn) as events:
         async for event in events:
@@ -467,7 +467,7 @@ class _NotTaken(Exception):
 async def _write(response: web.StreamResponse, chunk: bytes, transport: asyncio.Transport | None) -> None:
     write = response.write_eof if isinstance(chunk, Last) else response.write
     if len(chunk) < SMALL and transport is not None and not transport.get_write_buffer_size():
-        await write(chunk)  # it does not wait for the client, so there is no need for a timer, which costs as much
+        await write(chunk)  # it does not wait for the client, so there is no need for a timer
         return
     try:
         async with asyncio.timeout(PATIENCE_S):
