@@ -41,16 +41,20 @@ def call(name: str, **arguments: object) -> str:
 
 @asynccontextmanager
 async def answering(cases: Mapping[str, Sequence[str]]) -> AsyncIterator[Any]:
-    """Serves a model that says these turns, by case. Yields a node of `tests.support.node.served`."""
+    """Serves a model that says these turns, by case.
 
-    said: Counter[str] = Counter()
+    Yields a node of `tests.support.node.served`. Its `said` has what the model said after each prompt.
+    """
+    asked: Counter[str] = Counter()
+    said: dict[tuple[int, ...], str] = {}
 
     def script(token_ids, sampling):
         named = CASE.search(CHAT.decode(token_ids))
-        if named is None:
-            return ["Hello." + END]  # a client tries whether the model is there
-        turn = cases[named[1]][said[named[1]]]
-        said[named[1]] += 1
+        turn = "Hello."  # a client tries whether the model is there
+        if named is not None:
+            turn = cases[named[1]][asked[named[1]]]
+            asked[named[1]] += 1
+        said[tuple(token_ids)] = turn + END
         if sampling.grammar is not None:
             matcher = xgrammar.GrammarMatcher(COMPILER.compile_structural_tag(sampling.grammar))
             assert matcher.accept_string(turn), turn
@@ -61,6 +65,7 @@ async def answering(cases: Mapping[str, Sequence[str]]) -> AsyncIterator[Any]:
         replica._script, replica.usable_blocks = script, 1 << 17
 
     async with served(prepare=prepare, rules=SessionRules(max_tokens=ROOM, seed=3)) as node:
+        node.said = said
         yield node
 
 
@@ -105,12 +110,16 @@ def check_exact(node: Any, case: str, *, turns: int, constrained: int) -> None:
     """
     trajectory = node.gateway.session(f"session-{case}").trajectory(a_prompt(), StopReason.ANSWER)
     check(trajectory)
+    [replica] = node.replicas.made
     kept: Counter[tuple[int, ...]] = Counter()
     for part in (trajectory, *trajectory.segments):
         spans = [np.arange(turn.start, turn.end) for turn in part.turns]
         np.testing.assert_array_equal(np.flatnonzero(part.sampled_T), np.concatenate(spans))
-        kept.update(tuple(part.token_ids_T[: turn.start].tolist()) for turn in part.turns)
-    [replica] = node.replicas.made
+        for turn in part.turns:
+            read = tuple(part.token_ids_T[: turn.start].tolist())
+            said = CHAT._encode(node.said[read])  # a stop text of the client may have cut it off
+            assert part.token_ids_T[turn.start : turn.end].tolist() == said[: turn.end - turn.start]
+            kept[read] += 1
     assert kept.total() == turns
     assert kept <= Counter(tuple(ids) for ids, _, _ in replica.requests)
     under = [ids for ids, sampling, _ in replica.requests if sampling.grammar is not None and tuple(ids) in kept]
