@@ -38,6 +38,7 @@ FORMATS = {
     *("time", "uri", "uri-reference", "uri-template", "uuid"),
 }  # that it knows; any other is no constraint
 SAYS_NOTHING = {"$comment", "$defs", "$ref", "default", "definitions", "deprecated", "description", "examples", "title"}
+CHOICES = ("anyOf", "oneOf", "enum")
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]")
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 DATA = ("enum", "const", "default", "examples")
@@ -88,6 +89,8 @@ def _unenforced(schema: Mapping[str, Any]) -> str | None:
         return "a pattern that looks ahead or behind"
     if "format" in schema and schema["format"] not in FORMATS:
         return "format"
+    if "$ref" in schema and not str(schema["$ref"]).startswith("#"):
+        return "$ref to another document"
     if "$ref" in schema and (beside := sorted(schema.keys() - SAYS_NOTHING)):
         return f"{beside[0]} beside $ref"
     properties, required = schema.get("properties") or {}, schema.get("required")
@@ -148,8 +151,13 @@ def _json(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the form of a JSON value. Raises ValueError for a schema that takes the engine too long to compile."""
     for part in _schemas(schema):
         for word in COUNTS:
-            if isinstance(part.get(word), int) and part[word] > MOST_REPEATS:
-                raise ValueError(f"{word} must be at most {MOST_REPEATS} in an enforced JSON schema, got {part[word]}")
+            if isinstance(part.get(word), int) and not 0 <= part[word] <= MOST_REPEATS:
+                raise ValueError(
+                    f"{word} must be from 0 to {MOST_REPEATS} in an enforced JSON schema, got {part[word]}"
+                )
+        for word in CHOICES:
+            if part.get(word) == []:
+                raise ValueError(f"{word} must have a member in an enforced JSON schema: an empty one allows nothing")
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_SPACE}
 
 

@@ -224,7 +224,7 @@ class Replica:
                         reason = str(part.stop_reason or "")
                         if reason.startswith(REFUSED):
                             raise GrammarRefused(reason.removeprefix(REFUSED))
-                        raise RuntimeError("the engine ended a request that obeys its grammar")
+                        raise GrammarRefused("it allows no token after what was sampled")
                     total += len(part.token_ids)
                     logprobs, forced = part.logprobs or [], list[bool]()
                     if sampling.grammar is not None:

@@ -34,6 +34,8 @@ THOUGHT = ("<think>", "</think>")
 Thoughts = Literal["none", "possible", "begun"]
 _TOOL = "\x00tool{}\x00"  # stands for a tool response when the template is cut into pieces
 _CALLER = "\x00caller\x00"  # stands for the assistant's turn before it
+_MARK = "\ue000{}\ue001"  # the name of a control token in a tool's response, by its number
+_MARKS = re.compile("\ue000([0-9]{1,6})\ue001")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how tokenizers with byte fallback name a byte
 # How byte-level tokenizers write bytes in the names of tokens: those that can be read as they are, others above 255.
 _READABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -100,8 +102,8 @@ class ChatTemplate:
         self.end_of_turn: int = tokenizer.eos_token_id
         self.end_of_turn_text: str = tokenizer.eos_token
         self._cache_renderings()
-        names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
-        self._control = re.compile(f"({'|'.join(map(re.escape, reversed(names)))})")
+        self._names = sorted((token.content for token in self._fast.get_added_tokens_decoder().values()), key=len)
+        self._control = re.compile(f"({'|'.join(map(re.escape, reversed(self._names)))})")
         self._spelled = functools.cache(self._spell)
         self.prefill = self._find_prefill()
         self._dropped = ""  # the part of the prefill that the template leaves out of the history: all or nothing
@@ -168,6 +170,8 @@ class ChatTemplate:
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Returns the ids of the rendered messages, ending with the opening of the assistant's turn."""
+        if any(self._prints_control(message) for message in messages):
+            return self._encode_marked(self._render([self._marked(message) for message in messages], generate=True))
         try:
             return list(self._prompt(tuple(tuple(message.items()) for message in messages)))
         except TypeError:  # messages with calls cannot be hashed, so they are not cached
@@ -195,9 +199,10 @@ class ChatTemplate:
             return self.tool_ids([message["content"] for message in new])
         turn: Message = {"role": "assistant", "content": self.kept_prefill + sampled}
         rendered = self._render(messages, generate=True).removesuffix(self._dropped) + sampled + self.end_of_turn_text
-        whole = self._render([*messages, turn, *new], generate=True)
+        whole = self._render([*messages, turn, *map(self._marked, new)], generate=True)
         _compare(rendered, whole[: len(rendered)])
-        return self._encode(whole[len(rendered) :])
+        encode = self._encode_marked if any(map(self._prints_control, new)) else self._encode
+        return encode(whole[len(rendered) :])
 
     def conversation(self, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
         """Returns the ids of a conversation in pieces, each with whether it is an assistant's turn, up to the last such
@@ -265,6 +270,28 @@ class ChatTemplate:
                 text = after
             text += piece
         return ids + self._encode(text)
+
+    def _prints_control(self, message: Message) -> bool:
+        """Returns whether a message is a tool's and has the name of a control token in its text."""
+        return message["role"] == "tool" and bool(self._control.search(str(message["content"])))
+
+    def _marked(self, message: Message) -> Message:
+        """Returns a message with marks in place of the names of control tokens that a tool has printed."""
+        if not self._prints_control(message):
+            return message
+        name_of = {name: _MARK.format(number) for number, name in enumerate(self._names)}
+        return {**message, "content": self._control.sub(lambda found: name_of[found[0]], message["content"])}
+
+    def _encode_marked(self, text: str) -> list[int]:
+        """Returns the ids of a rendered text, in which the names that marks stand for are spelled out."""
+        before, *rest = _MARKS.split(text)
+        ids: list[int] = []
+        for number, after in zip(rest[::2], rest[1::2], strict=True):
+            is_name = int(number) < len(self._names)  # otherwise a tool has printed the mark itself
+            ids += self._encode(before)
+            ids += self._spelled(self._names[int(number)]) if is_name else self._encode(_MARK.format(number))
+            before = after
+        return ids + (self._encode(before) if before or not ids else [])
 
     def tokens_completing(self, tag: str) -> frozenset[int]:
         """Returns the ids of the tokens that can complete `tag`; no other token has text in which it ends."""

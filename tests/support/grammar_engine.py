@@ -115,7 +115,13 @@ async def main():
         for name, each in zip([*names, "call", "json"], turns, strict=True):
             scored = await replica.logprobs([[*prompt, *each["ids"]]])
             found["turns"].append({**each, "grammar": name, "scored": scored[len(prompt) - 1 :].tolist()})
-        wrong = {"schema": grammar_of(constraint(schema=NOWHERE), "none"), "form": '{"type": "what"}', "text": "{"}
+        endless = grammar_of(constraint(schema={"$ref": "#"}), "none")
+        wrong = {
+            "dead end": endless,
+            "schema": grammar_of(constraint(schema=NOWHERE), "none"),
+            "form": '{"type": "what"}',
+            "text": "{",
+        }
         for name, grammar in wrong.items():
             found["refusals"][name] = await refusal(replica, chat, prompt, grammar)
         found["after"] = await turn(replica, prompt, sampling(chat, GRAMMARS["call"], 0), "after")

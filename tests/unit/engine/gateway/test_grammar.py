@@ -164,6 +164,7 @@ READ_OVER = {  # what the refusal names: a schema with it, and a value that the 
     "format": ({"type": "string", "format": "weird"}, '"x"'),
     "maximum beside $ref": ({"$ref": "#/$defs/x", "maximum": 3, "$defs": {"x": {"type": "integer"}}}, "9"),
     "minimum without a type": ({"minimum": 3}, "1"),
+    "$ref to another document": ({"$ref": "https://example.org/a"}, "1"),
 }
 
 
@@ -226,9 +227,12 @@ def nested(depth):
         ({"type": "string", "maxLength": MOST_REPEATS + 1}, "maxLength"),
         ({"type": "array", "items": {"type": "array", "minItems": 10**30}}, "minItems"),
         ({"enum": ["x" * MOST_CHARS]}, "characters"),
+        ({"type": "array", "minItems": -1}, "minItems"),
+        ({"properties": {"a": {"anyOf": []}}}, "anyOf must have"),
+        ({"enum": []}, "enum must have"),
     ],
 )
-def test_what_an_engine_cannot_compile_soon_is_refused(schema, named):
+def test_what_an_engine_cannot_compile_soon_or_at_all_is_refused(schema, named):
     with pytest.raises(BadRequest, match=named) as caught:
         grammar_of(Constraint(field="response_format", schema=schema), "none")
     assert caught.value.field == "response_format"

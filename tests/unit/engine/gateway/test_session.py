@@ -250,6 +250,18 @@ async def test_another_thought_is_another_turn():
         session.close()
 
 
+async def test_calls_of_requests_without_a_session_have_ids_of_their_own():
+    """Clients take a call whose id has come before for answered."""
+    async with Setup([call("6 * 7") + END], [call("6 * 7") + END]) as node:
+        gateway = gateway_of(node, rules=SessionRules(max_tokens=400))
+        sessions = [gateway.alone() for _ in range(2)]
+        found = [await say(session, QUESTION) for session in sessions]
+        ids = [finished.message["tool_calls"][0]["id"] for finished in found]
+        assert len(set(ids)) == 2
+        for session in sessions:
+            session.close()
+
+
 async def test_a_wait_for_a_place_is_told_to_the_owner_of_the_session():
     waits = []
 

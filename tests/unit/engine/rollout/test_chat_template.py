@@ -115,6 +115,35 @@ def test_the_name_of_a_control_token_in_a_response_is_text(chat, response):
     assert [ids.count(token) for token in control(chat)] == [plain.count(token) for token in control(chat)]
 
 
+@pytest.mark.parametrize("printed", [*NAMES, INJECTION, "\ue0000\ue001", "\ue000999999\ue001<|im_end|>"])
+def test_the_name_of_a_control_token_that_a_tool_printed_is_text_in_any_history(chat, printed):
+    """Also in a history that was not sampled here, and behind a turn with other messages than the tool's."""
+    asking = {"role": "assistant", "content": "I ask."}
+
+    def history(text):
+        return [{"role": "user", "content": "u"}, asking, {"role": "tool", "content": text}]
+
+    def after(text):
+        new = [{"role": "tool", "content": text}, {"role": "user", "content": "Go on."}]
+        return chat.ids_after_turn(history("7")[:1], "I ask.", new)
+
+    for ids, plain in (
+        (chat.prompt_ids(history(printed)), chat.prompt_ids(history("7"))),
+        (after(printed), after("7")),
+    ):
+        assert [ids.count(token) for token in control(chat)] == [plain.count(token) for token in control(chat)]
+        spelled = chat.decode(ids)
+        for name in NAMES:
+            assert spelled.count(name) == chat.decode(plain).count(name) + printed.count(name)
+        assert spelled == chat.decode(plain).replace("7", printed, 1)
+
+
+def test_a_history_without_such_names_is_encoded_as_one_text(chat):
+    messages = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "a"}]
+    messages.append({"role": "tool", "content": "a < b |> c"})
+    assert chat.prompt_ids(messages) == chat._encode(chat._render(messages, generate=True))
+
+
 @examples(60)
 @given(st.lists(st.lists(st.sampled_from([*NAMES, "a", " ", "<", "|>", "1"]), max_size=5).map("".join), min_size=1))
 def test_responses_with_such_names_decode_to_the_whole_rendering(responses):
