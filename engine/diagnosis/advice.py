@@ -16,7 +16,7 @@ from engine.diagnosis.step_window import Limit, StepWindow, percent
 
 NOTABLE = 0.1  # a cause that costs a smaller share of the steps is not mentioned
 # Above these there is an alarm.
-FAILED = 0.01  # share of the trajectories that are lost to errors of ours
+FAILED = 0.01  # share of the trajectories that are lost to errors that are not the model's
 TRUNCATED = 0.25  # share of the trajectories that are cut off by their budget of tokens
 LATE = 0.05  # share of the trajectories that run out of time
 FLAT = 0.5  # share of the groups that have no signal
@@ -89,7 +89,7 @@ def _full_cache(steps: StepWindow) -> Iterator[Finding]:
 
 def _lost_trajectories(steps: StepWindow) -> Iterator[Finding]:
     causes = (
-        (metric.ROLLOUT_TRAJECTORIES_FAILED, FAILED, "were lost to errors of ours, not the model's", ""),
+        (metric.ROLLOUT_TRAJECTORIES_FAILED, FAILED, "were lost to errors that are not the model's", ""),
         (metric.member(metric.STOP, "length"), TRUNCATED, "were cut off by their budget of tokens", "max_tokens"),
         (metric.member(metric.STOP, "deadline"), LATE, "ran out of time", "deadline_s"),
     )

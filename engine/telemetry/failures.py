@@ -1,7 +1,8 @@
-"""Sums up which trajectories failed by our fault: their number and the first error, by boundary."""
+"""Sums up which trajectories failed, by no fault of the model's: their number and the first error, by cause."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,11 +10,13 @@ from engine.types import Trajectory
 from sandbox.printable import printable
 
 SHOWN_CHARS = 200  # the most that is shown of a message
+CAUSES = 4  # of a boundary that are told apart
+_VARIES = re.compile(r"0x[0-9a-f]+|[0-9]+")  # in messages of one cause
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The trajectories that failed at one boundary. message, prompt_id, sample: those of the first one."""
+    """The trajectories that failed at one boundary by one cause. message, prompt_id, sample: those of the first one."""
 
     boundary: str
     count: int
@@ -30,23 +33,29 @@ class Failure:
 
 
 def failures(trajectories: Sequence[Trajectory]) -> list[Failure]:
-    """Returns one failure for each boundary, in the order in which the boundaries first occur."""
-    by_boundary: dict[str, Failure] = {}
+    """Returns one failure for each boundary and cause, in the order in which they first occur.
+
+    Messages that differ in numbers only have one cause. Of a boundary with more than CAUSES the rest is one failure.
+    """
+    found: dict[tuple[str, str], Failure] = {}
     for member in trajectories:
         if member.error is None:
             continue
         boundary = str(member.error.boundary)
-        if boundary in by_boundary:
-            by_boundary[boundary] = replace(by_boundary[boundary], count=by_boundary[boundary].count + 1)
+        cause = boundary, _VARIES.sub("#", member.error.message)[:SHOWN_CHARS]
+        if cause not in found and sum(failure.boundary == boundary for failure in found.values()) >= CAUSES:
+            cause = boundary, ""
+        if cause in found:
+            found[cause] = replace(found[cause], count=found[cause].count + 1)
         else:
-            by_boundary[boundary] = Failure(
+            found[cause] = Failure(
                 boundary=boundary,
                 count=1,
                 message=member.error.message,
                 prompt_id=member.prompt.id,
                 sample=member.sample,
             )
-    return list(by_boundary.values())
+    return list(found.values())
 
 
 def summed_up(causes: Sequence[Failure], trajectories: int) -> str:

@@ -10,7 +10,7 @@ from engine.console.display import Display
 from engine.programs.rollouts import panel
 from engine.stages.empty_batches import NothingToTrain, check_graded
 from engine.telemetry import metrics
-from engine.telemetry.failures import failures, summed_up
+from engine.telemetry.failures import CAUSES, failures, summed_up
 from engine.types import Boundary, Group, RolloutError
 from tests.support.fakes import a_prompt, a_rollout, a_trajectory
 
@@ -22,13 +22,22 @@ def members(*errors):
     return [a_trajectory(n, error=error, reward=None if error else 1.0) for n, error in enumerate(errors)]
 
 
-def test_failures_are_counted_by_boundary_with_the_first_of_each():
+def test_failures_are_counted_by_cause_with_the_first_of_each():
     found = failures(members(None, SERVICE, LOST, replace(SERVICE, message="again"), SERVICE))
-    assert [(one.boundary, one.count, one.sample) for one in found] == [("reward", 3, 1), ("sandbox", 1, 2)]
+    told = [(one.boundary, one.count, one.sample) for one in found]
+    assert told == [("reward", 2, 1), ("sandbox", 1, 2), ("reward", 1, 3)]
     line = summed_up(found, 5)
-    assert line.startswith("4 of 5 failed: reward: service says 503 (3); sandbox: no")
+    assert line.startswith("4 of 5 failed: reward: service says 503 (2); sandbox: no")
     assert line.isprintable()
     assert summed_up([], 5) == ""
+
+
+def test_messages_that_differ_in_numbers_are_one_cause_and_many_causes_are_a_few():
+    timed_out = [replace(SERVICE, message=f"no answer after {n}.5 s from 0x{n:x}") for n in range(9)]
+    [one] = failures(members(*timed_out))
+    assert (one.count, one.message) == (9, "no answer after 0.5 s from 0x0")
+    other = [replace(SERVICE, message=chr(ord("a") + n)) for n in range(9)]
+    assert [one.count for one in failures(members(*other))] == [1] * CAUSES + [9 - CAUSES]
 
 
 class Fleet:
