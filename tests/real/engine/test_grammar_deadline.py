@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.replica.config import prepare_environment
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the import of vLLM
 
 
@@ -14,6 +16,7 @@ def request_of(grammar):
 
 
 def test_a_grammar_that_is_late_is_an_error_and_its_result_is_dropped():
+    prepare_environment()
     from engine.replica.grammars import _within
 
     release = threading.Event()
@@ -35,12 +38,14 @@ def test_a_grammar_that_is_late_is_an_error_and_its_result_is_dropped():
     ],
 )
 def test_a_reason_is_one_line_without_the_place_in_foreign_sources(error, expected):
+    prepare_environment()
     from engine.replica.grammars import REFUSED, reason_of
 
     assert reason_of(request_of(error)) == REFUSED + expected
 
 
 def test_a_request_that_ends_for_another_reason_has_none():
+    prepare_environment()
     from engine.replica.grammars import reason_of
 
     assert reason_of(request_of(object())) is None

@@ -113,7 +113,7 @@ def test_sigusr1_shows_where_the_loop_stands(kind):
 
 def test_sigusr1_shows_what_a_loop_that_moves_waits_for():
     _, _, errors = Program("none").send(signal.SIGUSR1, signal.SIGKILL).ended()
-    assert "2 x tasks.py" in errors, "the report of tasks comes too"
+    assert "3 x tasks.py" in errors, "the report of tasks comes too"
 
 
 @pytest.mark.parametrize(("kind", "code"), [("python", 1), ("sleep", 1), ("regex", -27), ("sum", -27)])

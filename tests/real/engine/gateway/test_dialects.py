@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 
 from engine.gateway.http import openai_api, server
 from engine.gateway.session import SessionRules
+from engine.replica.config import prepare_environment
 from engine.types import StopReason
 from tests.support.fakes import a_prompt, settle
 from tests.support.node import CHAT, END, call, served
@@ -203,6 +204,7 @@ async def test_requests_as_claude_code_sends_them_are_one_conversation():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch
 def test_the_defaults_of_vllms_requests_are_taken():
     """Some clients send every field."""
+    prepare_environment()
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
