@@ -6,7 +6,6 @@ Invariant: there are never more sessions than configured, and an idle one ends, 
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -116,7 +115,7 @@ class Gateway:
         """
         if self.config.rules is None:
             raise BadRequest("session", "each request must name the session that it belongs to")
-        return self._made(uuid.uuid4().hex, self._rules())
+        return self._made("", self._rules())
 
     def count_tokens(self, request: ChatRequest, session: Session | None = None) -> int:
         """Returns how many tokens the model would read. session: the one that goes on, if any. Raises BadRequest."""

@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
@@ -144,6 +145,7 @@ class Session:
         self._on_tokens = on_tokens
         self._waiting = waiting
         self.lineages = Lineages(chats, fleet.new_key)
+        self._name = rules.prompt_id or key or uuid.uuid4().hex  # makes the ids of its calls its own
         self._last: Lineage | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -158,7 +160,7 @@ class Session:
             except (ValueError, TemplateError) as error:
                 raise BadRequest("messages", str(error)) from error
             lineage = opened.lineage
-            seed = f"{self.rules.prompt_id or self.key}/{self.rules.sample}/{lineage.number}/{lineage.turn_number}"
+            seed = f"{self._name}/{self.rules.sample}/{lineage.number}/{lineage.turn_number}"
             stops = request.overrides.stop
             return opened, TurnReader(lineage.chat, seed, calls=bool(request.tools), stops=stops)
 

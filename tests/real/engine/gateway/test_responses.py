@@ -76,6 +76,16 @@ async def test_a_conversation_leaves_the_exact_trajectory():
         assert (trajectory.segments, [use.response for use in trajectory.tool_uses]) == ((), ["1"])
 
 
+async def test_a_request_without_a_session_goes_on_from_another_one():
+    async with served(*TURNS) as node, of_openai(node, path="") as client:
+        options = {"model": "tiny", "tools": [TOOL]}
+        first, other = [await client.responses.create(input=QUESTION, **options) for _ in range(2)]
+        calls = [response.output[1] for response in (first, other)]
+        assert calls[0].call_id != calls[1].call_id, "clients take a call whose id has come before for answered"
+        second = await client.responses.create(input=[output(calls[0])], previous_response_id=first.id, **options)
+        assert second.output_text == "It is 42."
+
+
 async def test_the_model_reads_the_same_tokens_as_in_a_chat():
     async with served(*TURNS) as node:
         async with of_openai(node, "/sessions/chat") as client:
