@@ -1,7 +1,7 @@
 """Measures what the node's own process costs a run: how long its event loop was blocked, and the CPU that it takes.
 
 Invariant: measuring costs one wake-up of the loop every TICK_S, one of a thread every LOOK_S, and a look at all
-processes of the machine every LEAST_S, which another thread takes.
+processes of the machine every LEAST_S or more, which another thread takes (`engine.telemetry.others`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import psutil
 
 from engine import metric_names as metric
-from engine.telemetry.others import LEAST_S, OthersMeter
+from engine.telemetry.others import OthersMeter
 from engine.telemetry.stall_watch import StallWatch
 
 TICK_S = 0.05
@@ -58,12 +58,17 @@ class HostMeter:
                     self.late(time.perf_counter() - before - TICK_S)
 
     async def _watch_others(self) -> None:
-        meter = await asyncio.to_thread(OthersMeter)
-        while True:
-            await asyncio.sleep(LEAST_S)
-            share = await asyncio.to_thread(meter.share)
-            if share is not None:
+        """Looks what others use, and says so if that cannot be measured."""
+        try:
+            meter = await asyncio.to_thread(OthersMeter)
+            while True:
+                await asyncio.sleep(meter.pause_s)
+                share = await asyncio.to_thread(meter.share)
+                if share is None:
+                    return
                 self._others.append(share)
+        except (OSError, ValueError, psutil.Error) as error:
+            self._say(f"what other processes use of the machine is not measured any more: {error}")
 
     @property
     def blocked_at(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 LEAST_S = 5.0  # between two looks, each of which visits all processes of the machine
+COST = 0.005  # the share of a core that looking may take
 CGROUP = Path("/sys/fs/cgroup/cpu.stat")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -84,13 +85,17 @@ class OthersMeter:
             self._beyond_s = machine_s() - (_container_s() or 0.0)
             self._look = self._beyond_container
         self._since = clock()
+        self.pause_s = LEAST_S
+        """Seconds until the next look: the more processes there are, the longer."""
 
     def share(self) -> float | None:
         """Returns the share since the last call, from 0 to 1; None where it cannot be measured. Takes milliseconds."""
         if self._look is None:
             return None
+        began = self._clock()
         seconds = self._look()
         now = self._clock()
+        self.pause_s = max(LEAST_S, (now - began) / COST)
         passed_s, self._since = max(1e-9, now - self._since), now
         return min(1.0, max(0.0, seconds / passed_s / (os.cpu_count() or 1)))
 
