@@ -103,6 +103,8 @@ TIME_TRAIN_TOTAL_S = "time/train_total_s"
 """seconds of training so far, without evaluations"""
 TIME_EVAL_S = "time/eval_s"
 """seconds of the evaluation"""
+TIME_CHECKPOINT_S = "time/checkpoint_s"
+"""seconds in which the step could not be trained, since the checkpoint of the one before was being written"""
 TIME_LEASE_WAIT_S = "time/lease_wait_s"
 """seconds in which no group could begin, since `max_staleness` forbade it"""
 

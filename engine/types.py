@@ -425,8 +425,8 @@ class LearnerNumbers:
     above 0 the token is made likelier. All are NaN where a token was not sampled. A trained token whose advantage is
     not 0 and whose gradient is 0 was clipped.
 
-    minibatch: the number of the row's minibatch in the step: in 0 the weights are those before the step, later the policy
-    has moved already. None if no token of the row was trained.
+    minibatch: the number of the row's minibatch in the step: in 0 the weights are those before the step, later the
+    policy has moved already. None if no token of the row was trained.
     """
 
     logprobs_T: Floats

@@ -396,7 +396,7 @@ class Training:
         self.recorder.draw()
         check_graded(self.recorder.progress.steps)
         self.run_folder.json("summary.json", summary)  # written last: a run that has it is over
-        diagnosis = self.recorder.diagnosis()
+        diagnosis = self.recorder.diagnosis(ended=True)
         print_report(self.console, self.run_folder.path, summary, self.recorder.progress, diagnosis)
         if self.nothing_left:
             say(self.console, str(self.nothing_left))

@@ -63,9 +63,7 @@ def opened(devices: Sequence[int], environment: Mapping[str, str] = os.environ) 
     raise ImportError("neither pynvml nor amdsmi is installed. Fix: pip install nvidia-ml-py, or ROCm's amdsmi")
 
 
-def _nvidia(
-    nvml: Any, devices: Sequence[int], environment: Mapping[str, str]
-) -> dict[int, Callable[[], Figures]]:
+def _nvidia(nvml: Any, devices: Sequence[int], environment: Mapping[str, str]) -> dict[int, Callable[[], Figures]]:
     nvml.nvmlInit()
     visible = _visible(environment, "CUDA_VISIBLE_DEVICES")
 
@@ -82,7 +80,8 @@ def _nvidia(
             }
             with suppress(nvml.NVMLError):  # a virtual GPU does not tell them
                 now, most = (
-                    ask(gpu, nvml.NVML_CLOCK_SM) for ask in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
+                    ask(gpu, nvml.NVML_CLOCK_SM)
+                    for ask in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
                 )
                 figures[metric.GPU_CLOCK] = now / most
             with suppress(nvml.NVMLError):

@@ -57,8 +57,10 @@ def _by_position(sequences: list[PartTokens], step: int) -> dict[str, list[float
     """
     positions_N, mismatch_N, entropy_N = [], [], []
     for tokens in sequences:
-        if tokens.learner_logprobs_T is None or tokens.logprobs_T is None or tokens.learner_entropy_T is None:
+        if tokens.learner_logprobs_T is None or tokens.learner_entropy_T is None:
             continue
+        assert tokens.logprobs_T is not None
+        assert tokens.versions_T is not None
         sampled_N = np.flatnonzero(tokens.sampled_T)
         trained = ~np.isnan(tokens.learner_logprobs_T[sampled_N])
         at_N = sampled_N[trained]
@@ -75,10 +77,7 @@ def _by_position(sequences: list[PartTokens], step: int) -> dict[str, list[float
         (np.concatenate(values)[order] for values in (positions_N, mismatch_N, entropy_N)),
         strict=True,
     )
-    return {
-        name: [_mean(part) for part in np.array_split(values, min(BINS, len(values)))]
-        for name, values in columns
-    }
+    return {name: [_mean(part) for part in np.array_split(values, min(BINS, len(values)))] for name, values in columns}
 
 
 def _mean(values_N: NDArray[np.float64]) -> float | None:
