@@ -3,7 +3,6 @@
 import zlib
 
 import msgspec
-import numpy as np
 import pytest
 
 from engine.encoding import encode, frame
@@ -12,12 +11,6 @@ from engine.recording import files
 from engine.recording.reader import RecordedRun
 from engine.recording.records import FORMAT
 from tests.support.recorded_run import made_group, made_segment, made_tokens, write_recorded_run, write_step
-
-
-def arrays_equal(one, other):
-    names = one.__struct_fields__
-    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
-    return all((a is None and b is None) or np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path):
