@@ -87,8 +87,8 @@ function verdict({ alarms, limit, pace, sentence, steps }, run) {
 /** @param {[first: number, last: number]} steps */
 const windowText = ([first, last]) =>
   first === last
-    ? `All figures and shares here are of step ${first}.`
-    : `All figures and shares here are of the newest ${last - first + 1} steps, ${first} to ${last}.`;
+    ? `All figures here are of step ${first}.`
+    : `All figures here are of the newest ${last - first + 1} steps, ${first} to ${last}.`;
 
 /**
  * @param {string} id

@@ -69,7 +69,7 @@ const LIMITS = {
 /** @param {string} limit */
 export const limitColor = (limit) => causeColor(LIMITS[limit] ?? "other");
 
-/** What the time of a step goes to under each limit, in the words of CAUSES where there are such. */
+/** What the time of a step goes to under each limit, in the words of causes where they exist. */
 const LIMIT_TEXTS = {
   "dead replica": "a dead replica",
   machine: "other processes",

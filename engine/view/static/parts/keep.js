@@ -2,7 +2,12 @@
 
 /**
  * start, end: of the selection in a field.
- * @typedef {{ index: number, value: string | null, start: number | null, end: number | null }} Focus
+ * @typedef {{
+ *   index: number,
+ *   value: string | null,
+ *   start: number | null,
+ *   end: number | null,
+ * }} Focus
  */
 
 const FIELD = "input:not([type=checkbox]), textarea";
@@ -36,7 +41,10 @@ export function keepingPlace(place, draw) {
   window.scrollTo(scrollX, scrollY);
 }
 
-/** Returns what an element can be found by after the page is drawn anew. @param {Element} element */
+/**
+ * Returns what an element can be found by after the page is drawn anew.
+ * @param {Element} element
+ */
 function nameOf(element) {
   const label = element.getAttribute("aria-label") ?? element.getAttribute("href") ?? "";
   const text = element.matches("button, a, summary") ? (element.textContent ?? "").trim() : "";

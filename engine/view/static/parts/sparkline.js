@@ -8,7 +8,12 @@ const MARGIN = 3;
 
 /**
  * x ascends. A missing value is a gap.
- * @param {{ label: string, x: number[], y: (number | null)[], format?: (value: number) => string }} curve
+ * @param {{
+ *   label: string,
+ *   x: number[],
+ *   y: (number | null)[],
+ *   format?: (value: number) => string,
+ * }} curve
  */
 export function sparkline({ label, x, y, format = number }) {
   const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -30,7 +35,8 @@ export function sparkline({ label, x, y, format = number }) {
   const last = known[known.length - 1];
   picture.setAttribute(
     "aria-label",
-    `${label}, from ${format(known[0])} to ${format(last)}, between ${format(low)} and ${format(high)}`,
+    `${label}, from ${format(known[0])} to ${format(last)}, ` +
+      `between ${format(low)} and ${format(high)}`,
   );
   const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
   const attributes = {

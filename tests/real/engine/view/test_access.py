@@ -21,7 +21,7 @@ VIOLATIONS = """axe.run(document, { resultTypes: ["violations"] }).then(({ viola
 async def test_axe_finds_nothing_in_any_page_light_or_dark(tmp_path):
     write_viewed_run(tmp_path / "run")
     async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
-        page = await web.open(f"{address}#/now?run=0", width=1280)
+        page = await web.open(f"{address}#/now?run=0&first=1", width=1280)
         await page.until("document.querySelector('main')?.dataset.drawn")
         await page.evaluate(f"{AXE.read_text()};1")
         for _ in ("light", "dark"):
@@ -37,7 +37,7 @@ async def test_axe_finds_nothing_in_any_page_light_or_dark(tmp_path):
 async def test_no_page_is_wider_than_a_small_screen(width, tmp_path):
     write_viewed_run(tmp_path / "run")
     async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
-        page = await web.open(f"{address}#/now?run=0", width=width)
+        page = await web.open(f"{address}#/now?run=0&first=1", width=width)
         await page.until("document.querySelector('main')?.dataset.drawn")
         for name in STRUCTURE:
             await opened(page, name)
