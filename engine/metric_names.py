@@ -122,6 +122,8 @@ REPLICAS_LIVE = "replicas/live"
 """number of replicas that serve at the end of the step"""
 REPLICAS_DEATHS = "replicas/deaths"
 """number of replicas that died in the step"""
+REPLICAS_TOKEN_MS = "replicas/token_ms/*"
+"""milliseconds for a token of a turn on the replica that is named: one far above the others is slow"""
 IDLE = "idle/*_s"
 """seconds without a running request, by cause (see below), summed over the replicas; with `replicas/busy_s` they are
 all seconds there were"""

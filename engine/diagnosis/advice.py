@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from statistics import median
 from typing import Any
 
 from engine import metric_names as metric
@@ -21,6 +22,7 @@ FAILED = 0.01  # share of the trajectories that are lost to errors that are not 
 TRUNCATED = 0.25  # share of the trajectories that are cut off by their budget of tokens
 LATE = 0.05  # share of the trajectories that run out of time
 FLAT = 0.5  # share of the groups that have no signal; if most of them are solved, that is no alarm
+SLOW = 1.5  # a replica that needs so many times as long for a token as the others is slow
 USED = 0.5  # share of the time in which a GPU computes, below which its clock says nothing
 THROTTLED = 0.7  # below this share of its clock a busy GPU is held back
 LEAST_BYTES = 1e9  # of a GPU that others hold; a desktop takes less
@@ -51,6 +53,7 @@ def alarms(steps: StepWindow) -> Iterator[Finding]:
     """Yields what is wrong, whatever limits the run: first what concerns the machine, then the rollouts."""
     yield from _dead_replicas(steps)
     yield from _other_processes(steps)
+    yield from _slow_replicas(steps)
     yield from _shared_gpus(steps)
     yield from _throttled_gpus(steps)
     yield from _blocked_loop(steps)
@@ -68,6 +71,18 @@ def _dead_replicas(steps: StepWindow) -> Iterator[Finding]:
         yield _alarm(steps, f"{live:.0f} of {wanted} replicas {steps.verb('serve')}. {fix}", figures, "kv_blocks")
     elif deaths:
         yield _alarm(steps, f"replicas died {deaths:.0f} times and were replaced. {fix}", figures, "kv_blocks")
+
+
+def _slow_replicas(steps: StepWindow) -> Iterator[Finding]:
+    needs = steps.means_of(metric.REPLICAS_TOKEN_MS)
+    for replica, token_ms in sorted(needs.items()):
+        others = [theirs for other, theirs in needs.items() if other != replica]
+        if others and token_ms >= SLOW * (usual_ms := median(others)):
+            text = (
+                f"replica {replica} {steps.verb('needs')} {token_ms:.1f} ms for a token, the others {usual_ms:.1f} ms. "
+                "Fix: see what holds its device back, or who else uses it"
+            )
+            yield Finding(text=text, figures={metric.member(metric.REPLICAS_TOKEN_MS, replica): token_ms})
 
 
 def _other_processes(steps: StepWindow) -> Iterator[Finding]:

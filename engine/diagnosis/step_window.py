@@ -25,6 +25,7 @@ _PAST = {
     "is": "was",
     "limit": "limited",
     "limits": "limited",
+    "needs": "needed",
     "runs": "ran",
     "serve": "served",
     "serve now": "served at the end",

@@ -146,6 +146,7 @@ def step(groups: Sequence[Group], version: int, full_reward: float = 1.0) -> dic
         metric.TOOLS_CALLS: sum(use.executed for use in uses),
         metric.TOOLS_CALLS_REFUSED: sum(not use.executed for use in uses),
         metric.TOOLS_CALLS_JAILED: sum(use.jailed for use in uses),
+        **_token_ms(turns),
         **_latencies([use for use in uses if use.executed]),
         **{metric.member(metric.TOOLS_WAIT, name): seconds for name, seconds in sorted(_tool_waits(turns).items())},
     }
@@ -160,6 +161,20 @@ def _grades(graded: Sequence[Trajectory]) -> dict[str, float]:
         metric.TOOLS_ERROR_SHARE_CORRECT: tool_error_share(correct(graded)),
         metric.TOOLS_ERROR_SHARE: tool_error_share(graded),
         metric.TOOLS_RATE: sum(bool(member.tool_uses) for member in graded) / len(graded),
+    }
+
+
+def _token_ms(turns: Sequence[Turn]) -> dict[str, float]:
+    """Returns the milliseconds of a token by replica: the seconds of its turns over their tokens."""
+    tokens: dict[int, int] = defaultdict(int)
+    seconds: dict[int, float] = defaultdict(float)
+    for turn in turns:
+        tokens[turn.replica] += turn.end - turn.start
+        seconds[turn.replica] += turn.finished_at - turn.started_at
+    return {
+        metric.member(metric.REPLICAS_TOKEN_MS, replica): 1e3 * seconds[replica] / tokens[replica]
+        for replica in sorted(tokens)
+        if tokens[replica]
     }
 
 

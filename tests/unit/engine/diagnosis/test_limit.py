@@ -220,6 +220,7 @@ def test_advice_whose_option_the_recipe_does_not_have_is_not_given(case):
         ({"rollout/trajectories": 20, "stop/deadline": 2}, {"stop/deadline"}, "deadline_s"),
         ({"groups/all": 8, "groups/flat": 5, "groups/solved": 1}, {"groups/flat", "groups/solved"}, "refills"),
         ({"gpu/use/2": 0.9, "gpu/clock/2": 0.6}, {"gpu/clock/2"}, ""),
+        ({"replicas/token_ms/0": 9.0, "replicas/token_ms/1": 20.0}, {"replicas/token_ms/1"}, ""),
         ({"gpu/others_bytes/1": 5e9}, {"gpu/others_bytes/1"}, "devices"),
     ],
 )
@@ -244,6 +245,8 @@ def test_an_alarm_has_its_figures_and_a_run_with_one_is_not_healthy(figures, nam
         {"groups/all": 8, "groups/flat": 8, "groups/solved": 7},
         {"gpu/use/2": 0.1, "gpu/clock/2": 0.2},
         {"gpu/others_bytes/1": 2e8},
+        {"replicas/token_ms/0": 10.0, "replicas/token_ms/1": 13.0},
+        {"replicas/token_ms/0": 10.0},
     ],
 )
 def test_what_is_usual_is_no_alarm(figures):

@@ -59,6 +59,7 @@ def test_a_step_by_hand():
         "rollout/staleness_mean": 0.5,
         "rollout/staleness_max": 1,
         "rollout/prefix_hit_rate": 5 / 15,
+        "replicas/token_ms/0": 1e3 * 5 / 150,  # five turns of a second each
         "tools/calls": 2,
         "tools/calls_refused": 1,
         "tools/calls_jailed": 2,
