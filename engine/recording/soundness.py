@@ -68,7 +68,7 @@ def _is_trajectory(member: Trajectory) -> bool:
     return (
         all(0 <= turn.start <= turn.end for turn in turns)
         and not any(len(part.token_ids_T) for part in member.parts)
-        and _are_times(times)
+        and are_times(times)
     )
 
 
@@ -86,22 +86,22 @@ def _is_segment(segment: Segment) -> bool:
     times += [at for lag in segment.lags for at in (lag.at, lag.lag_s)]
     events: tuple[SpanEvent | InstantEvent, ...] = (*segment.spans, *segment.instants)
     return (
-        all(event.track in TRACKS and _can_be_shown(event.args) for event in events)
-        and all(map(_are_columns, segment.engine_steps))
-        and _are_times(times)
+        all(event.track in TRACKS and can_be_shown(event.args) for event in events)
+        and all(map(are_columns, segment.engine_steps))
+        and are_times(times)
     )
 
 
-def _are_columns(steps: EngineSteps) -> bool:
-    return len({len(getattr(steps, name)) for name in COLUMNS}) == 1 and _are_times(steps.at.tolist())
+def are_columns(steps: EngineSteps) -> bool:
+    return len({len(getattr(steps, name)) for name in COLUMNS}) == 1 and are_times(steps.at.tolist())
 
 
-def _are_times(seconds: Iterable[float]) -> bool:
+def are_times(seconds: Iterable[float]) -> bool:
     """Returns whether whole microseconds of each, and of any difference, are exact numbers in JavaScript too."""
     return all(abs(each) <= LATEST_S for each in seconds)
 
 
-def _can_be_shown(args: dict[str, Any]) -> bool:
+def can_be_shown(args: dict[str, Any]) -> bool:
     """Returns whether the args have a JSON; `key` names a trajectory."""
     if not isinstance(args.get("key", ""), str | int):
         return False

@@ -16,7 +16,7 @@ from engine.diagnosis.pace import pace_of
 from engine.run.identity import Identity
 from engine.view.answers.about import about
 from engine.view.answers.placement import placement_of
-from engine.view.answers.timeline import timeline_of
+from engine.view.answers.timeline import Stretch, timeline_of
 from engine.view.answers.token_figures import token_figures_of
 from engine.view.answers.tool_calls import tool_calls_of
 from engine.view.answers.trajectories import NotThere, groups_of, trajectory_of
@@ -39,7 +39,7 @@ class Questions:
             "trajectory": lambda query: trajectory_of(
                 self.run(query), _number(query, "step"), _number(query, "group"), _number(query, "sample")
             ),
-            "timeline": lambda query: timeline_of(self.run(query), _number(query, "first"), _number(query, "last")),
+            "timeline": lambda query: timeline_of(self.run(query), _stretch(query)),
             "placement": lambda query: placement_of(self.run(query), _number(query, "step")),
             "tool-calls": lambda query: tool_calls_of(self.run(query), _number(query, "first"), _number(query, "last")),
             "tokens": lambda query: token_figures_of(self.run(query), _number(query, "step")),
@@ -122,6 +122,26 @@ def _family(config: Mapping[str, Any]) -> str:
     """
     values = Identity(config, free=FREE).values
     return f"{zlib.crc32(msgspec.json.encode(values, order='sorted')):08x}"
+
+
+def _stretch(query: Query) -> Stretch:
+    return Stretch(
+        first=_number(query, "first"),
+        last=_number(query, "last"),
+        start=_seconds(query, "from"),
+        end=_seconds(query, "to"),
+        longest=query.get("trajectories") == "longest",
+        idlest=query.get("replicas") == "idlest",
+    )
+
+
+def _seconds(query: Query, name: str) -> float | None:
+    if name not in query:
+        return None
+    try:
+        return float(query[name])
+    except ValueError as error:
+        raise ValueError(f"{name} must be a number of seconds, got {query[name]!r}") from error
 
 
 def _number(query: Query, name: str) -> int:
