@@ -49,6 +49,13 @@ class _Segment(msgspec.Struct, tag="Segment"):
     lags: tuple[LagEvent, ...] = ()
 
 
+class _Key(msgspec.Struct, gc=False):
+    key: str | int | None = None
+
+
+_key_decoder = msgspec.msgpack.Decoder(_Key)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpanColumns:
     """The spans of one track of one node, in the order in which they ended. names: by the numbers in name_S.
@@ -64,6 +71,13 @@ class SpanColumns:
     end_S: Doubles
     names: tuple[str, ...]
     raw_args_S: Sequence[msgspec.Raw]
+
+    def key(self, span: int) -> str | int | None:
+        """Returns the key of the trajectory to which a span belongs, if it has one."""
+        try:
+            return _key_decoder.decode(self.raw_args_S[span]).key
+        except (ValueError, TypeError, RecursionError):
+            return None
 
     def args(self, span: int) -> dict[str, Any]:
         """Returns the args of a span by its number; {} if they cannot be shown."""

@@ -181,20 +181,19 @@ def groups_in(path: Path, step: int) -> int:
 
 
 def _payloads(path: Path, first: int, count: int) -> Iterator[bytes]:
-    with suppress(OSError):
-        with path.open("rb") as file:
-            for number in range(first + count):
-                header = file.read(HEADER.size)
-                if len(header) < HEADER.size:
-                    return
-                length, _ = HEADER.unpack(header)
-                if number < first:
-                    file.seek(length, os.SEEK_CUR)
-                    continue
-                payloads, _ = frames(header + file.read(length))
-                if not payloads:
-                    return
-                yield payloads[0]
+    with suppress(OSError), path.open("rb") as file:
+        for number in range(first + count):
+            header = file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                return
+            length, _ = HEADER.unpack(header)
+            if number < first:
+                file.seek(length, os.SEEK_CUR)
+                continue
+            payloads, _ = frames(header + file.read(length))
+            if not payloads:
+                return
+            yield payloads[0]
 
 
 def read_after(path: Path, offset: int) -> tuple[list[Record], int]:

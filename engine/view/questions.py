@@ -15,6 +15,7 @@ from engine.diagnosis.limit import Diagnosis, diagnose
 from engine.diagnosis.pace import pace_of
 from engine.run.identity import Identity
 from engine.view.answers.about import about
+from engine.view.answers.owner import owner_of
 from engine.view.answers.placement import placement_of
 from engine.view.answers.timeline import Stretch, timeline_of
 from engine.view.answers.token_figures import token_figures_of
@@ -43,6 +44,7 @@ class Questions:
             "placement": lambda query: placement_of(self.run(query), _number(query, "step")),
             "tool-calls": lambda query: tool_calls_of(self.run(query), _number(query, "first"), _number(query, "last")),
             "tokens": lambda query: token_figures_of(self.run(query), _number(query, "step")),
+            "owner": self._owner,
             "about": lambda query: about(self.run(query)),
         }
 
@@ -101,6 +103,12 @@ class Questions:
             "step": [row["step"] for row in rows],
             "values": {name: [row.get(name) for row in rows] for name in names},
         }
+
+    def _owner(self, query: Query) -> dict[str, Any]:
+        start, end = _seconds(query, "start"), _seconds(query, "end")
+        if start is None or end is None:
+            raise ValueError("start and end must be given")
+        return owner_of(self.run(query), _number(query, "first"), _number(query, "last"), start, end)
 
     def _now(self, query: Query) -> dict[str, Any]:
         run = self.run(query)

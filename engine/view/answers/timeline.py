@@ -148,7 +148,7 @@ def _longest(spans: SpanColumns, shown_S: Numbers) -> tuple[Numbers, Numbers]:
     key = None
     lane_S = spans.lane_S[order_S].tolist()
     for place, span in enumerate(order_S.tolist()):
-        own = spans.args(span).get("key")
+        own = spans.key(span)
         same = place > 0 and lane_S[place] == lane_S[place - 1]
         begins_S[place] = not same or (own is not None and key is not None and own != key)
         key = own if own is not None or not same else key

@@ -14,6 +14,7 @@
  *   "tool-calls": ToolCalls,
  *   "tokens": TokenFigures,
  *   "about": About,
+ *   "owner": Owner,
  * }} Answers
  */
 
@@ -223,16 +224,28 @@
  *   last: number,
  *   started_at: number,
  *   seconds: number,
+ *   from: number,
+ *   to: number,
  *   replicas: ReplicaLane[],
+ *   replica_count: number,
  *   tracks: Track[],
  *   lag: [at_s: number, lag_s: number][],
+ *   late: { median_s: number, p99_s: number, most_s: number, samples: number } | null,
  *   steps: [step: number, from_s: number, to_s: number][],
  * }} Timeline
  */
 
 /**
- * A track has spans, or a density if it has too many lanes.
- * @typedef {{ node: string, track: string, spans: Spans | null, density: Density | null }} Track
+ * A track has spans, or a density if too many of its lanes are busy. lanes: how many are busy.
+ * picked: which of its trajectories are shown; null for all.
+ * @typedef {{
+ *   node: string,
+ *   track: string,
+ *   lanes: number,
+ *   picked: string | null,
+ *   spans: Spans | null,
+ *   density: Density | null,
+ * }} Track
  */
 
 /**
@@ -267,9 +280,12 @@
  *   start: number[],
  *   end: number[],
  *   args: Record<string, unknown>[],
+ *   count: number,
  *   merged: number,
  * }} Spans
  */
+
+/** @typedef {{ step: number, group: number, sample: number }} Owner */
 
 /**
  * @typedef {{
