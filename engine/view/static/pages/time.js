@@ -391,8 +391,9 @@ function loopLag(late) {
     h(
       "p",
       {},
-      `Timers were late by ${seconds(late.median_s)} at the median, ${seconds(late.p99_s)} at the ` +
-        `99th percentile, and ${seconds(late.most_s)} at most (${whole(late.samples)} samples).`,
+      `Timers were late by ${seconds(late.median_s)} at the median, ` +
+        `${seconds(late.p99_s)} at the 99th percentile, ` +
+        `and ${seconds(late.most_s)} at most (${whole(late.samples)} samples).`,
     ),
   );
 }

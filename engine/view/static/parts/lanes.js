@@ -20,8 +20,8 @@ const PAN = 0.2; // share of the view by which an arrow key moves it
 const LEAST_S = 1e-4; // the shortest stretch that is shown
 
 /**
- * load: returns the timeline of the seconds in view; null if there is no finer one. drawn: is called
- * with a timeline that is now in view. open: is called with the span that was clicked.
+ * load: returns the timeline of the seconds in view; null if there is no finer one. drawn: is
+ * called with a timeline that is now in view. open: is called with the span that was clicked.
  * @typedef {{
  *   load: (from: number, to: number) => Promise<Timeline | null>,
  *   drawn: (timeline: Timeline, from: number, to: number) => void,
