@@ -27,6 +27,7 @@ class CallOutline(msgspec.Struct, frozen=True, gc=False):
     dispatched_at: float
     finished_at: float
     executed: bool
+    queue_s: float | None = None
 
 
 class PlacedOutline(msgspec.Struct, frozen=True, gc=False):
@@ -167,6 +168,7 @@ def _is_sound(outline: RecordedOutline) -> bool:
     times = [at for member in group.trajectories for at in (member.started_at, member.finished_at)]
     times += [at for turn in turns for at in (turn.queued_at, turn.started_at, turn.finished_at)]
     times += [at for turn in turns for use in turn.tool_uses for at in (use.dispatched_at, use.finished_at)]
+    times += [use.queue_s or 0.0 for turn in turns for use in turn.tool_uses]
     times += [placed.at for turn in turns for placed in turn.placed]
     return (
         len(outline.reasons) == count

@@ -6,10 +6,11 @@ without checking them. Any other record is damaged, or was made by somebody else
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from engine.recording.records import EngineSteps, GroupTokens, PartTokens, Record, RecordedGroup, Segment, StepRow
 from engine.telemetry.timeline import TRACKS, InstantEvent, SpanEvent
@@ -64,6 +65,7 @@ def _is_trajectory(member: Trajectory) -> bool:
     times = [member.started_at, member.finished_at]
     times += [at for turn in turns for at in (turn.queued_at, turn.started_at, turn.finished_at)]
     times += [at for use in member.tool_uses for at in (use.closed_at, use.dispatched_at, use.finished_at)]
+    times += [use.queue_s or 0.0 for use in member.tool_uses]
     times += [placed.at for turn in turns for placed in turn.placed]
     return (
         all(0 <= turn.start <= turn.end for turn in turns)
@@ -96,9 +98,9 @@ def are_columns(steps: EngineSteps) -> bool:
     return len({len(getattr(steps, name)) for name in COLUMNS}) == 1 and are_times(steps.at.tolist())
 
 
-def are_times(seconds: Iterable[float]) -> bool:
+def are_times(seconds: Sequence[float]) -> bool:
     """Returns whether whole microseconds of each, and of any difference, are exact numbers in JavaScript too."""
-    return all(abs(each) <= LATEST_S for each in seconds)
+    return bool((np.abs(np.asarray(seconds, np.float64)) <= LATEST_S).all())
 
 
 def can_be_shown(args: dict[str, Any]) -> bool:

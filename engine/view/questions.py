@@ -16,11 +16,11 @@ from engine.diagnosis.pace import pace_of
 from engine.run.identity import Identity
 from engine.view.answers.about import about
 from engine.view.answers.owner import owner_of
-from engine.view.answers.placement import placement_of
+from engine.view.answers.placement import decisions_of, placement_of
 from engine.view.answers.timeline import Stretch, timeline_of
 from engine.view.answers.token_figures import token_figures_of
 from engine.view.answers.tool_calls import tool_calls_of
-from engine.view.answers.trajectories import NotThere, groups_of, trajectory_of
+from engine.view.answers.trajectories import NotThere, groups_of, members_of, trajectory_of
 from engine.view.run_files import RunFiles
 
 Query = Mapping[str, str]
@@ -37,11 +37,13 @@ class Questions:
             "metrics": self._metrics,
             "now": self._now,
             "groups": lambda query: groups_of(self.run(query), _number(query, "step")),
+            "members": lambda query: members_of(self.run(query), _number(query, "step"), _number(query, "group")),
             "trajectory": lambda query: trajectory_of(
                 self.run(query), _number(query, "step"), _number(query, "group"), _number(query, "sample")
             ),
             "timeline": lambda query: timeline_of(self.run(query), _stretch(query)),
             "placement": lambda query: placement_of(self.run(query), _number(query, "step")),
+            "decisions": lambda query: decisions_of(self.run(query), _number(query, "step"), _number(query, "page")),
             "tool-calls": lambda query: tool_calls_of(self.run(query), _number(query, "first"), _number(query, "last")),
             "tokens": lambda query: token_figures_of(self.run(query), _number(query, "step")),
             "owner": self._owner,

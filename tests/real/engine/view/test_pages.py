@@ -224,7 +224,8 @@ async def test_a_click_on_a_turn_of_the_timeline_opens_its_trajectory(tmp_path):
         x, y = await page.evaluate(
             "(() => { const lanes = document.getElementById('lanes'); lanes.scrollIntoView({ block: 'center' });"
             "const box = lanes.getBoundingClientRect();"
-            "return [box.left + 128 + 0.05 * (box.width - 128), box.top + 36 + 2 * (16 + 1 + 30 + 8) + 25 + 14 + 7]; })()"
+            "return [box.left + 128 + 0.05 * (box.width - 128),"
+            "box.top + 36 + 2 * (16 + 1 + 30 + 8) + 25 + 14 + 7]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
             await page.command("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
