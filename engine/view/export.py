@@ -18,7 +18,7 @@ STEPS = 2  # the file has groups and timeline of this many newest steps: those o
 TRAJECTORIES = 64  # trajectories of each such step that come with their texts and tokens,
 TOKENS = 100_000  # and no further one after so many tokens: some 8 MB
 LISTED = 2_048  # trajectories of each such step that are listed
-PAGES = 5  # pages of placement decisions of each such step
+PAGES = 2  # pages of placement decisions of each such step
 
 Answers = Iterator[tuple[str, Any]]
 

@@ -12,7 +12,7 @@ from engine.types import Trajectory
 from engine.view.answers.trajectories import NotThere, plain, recorded_outlines
 from engine.view.run_files import RunFiles
 
-PAGE = 200  # decisions of an answer
+PAGE = 100  # decisions of an answer
 
 
 class _Decision(NamedTuple):
