@@ -24,13 +24,14 @@ class ToolReply:
     """The answer of a tool: an outcome (one of OUTCOMES) and the text that the model reads.
 
     executed: whether something was run; False if the call was refused for its form. jailed: whether it ran in an
-    isolated process.
+    isolated process. queue_s: seconds before it ran, such as the wait for a slot; None if that is not measured.
     """
 
     outcome: str
     text: str
     executed: bool = True
     jailed: bool = False
+    queue_s: float | None = None
 
     def __post_init__(self) -> None:  # Validate early: an unknown outcome would be scored as the model's error.
         if self.outcome not in OUTCOMES or not isinstance(self.text, str):

@@ -161,6 +161,8 @@ class ToolUse:
     overlap_s: how much of the tool's time passed while the turn was still being generated.
     executed: whether a tool ran; malformed calls and unknown tools are answered without one. jailed: whether it ran in
     isolation.
+    queue_s: the part from dispatched_at to finished_at in which it did not run yet, such as the wait for a slot of the
+    sandbox; None if the tool does not measure it.
     """
 
     name: str
@@ -173,6 +175,7 @@ class ToolUse:
     overlap_s: float
     executed: bool
     jailed: bool
+    queue_s: float | None = None
 
     @property
     def failed(self) -> bool:

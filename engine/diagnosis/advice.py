@@ -21,6 +21,7 @@ OFTEN = 0.2  # evaluations that take a smaller share of the time are not mention
 FAILED = 0.01  # share of the trajectories that are lost to errors that are not the model's
 TRUNCATED = 0.25  # share of the trajectories that are cut off by their budget of tokens
 LATE = 0.05  # share of the trajectories that run out of time
+QUEUED = 0.25  # share of a call's time in the queue from which more slots are advised
 FLAT = 0.5  # share of the groups that have no signal; if most of them are solved, that is no alarm
 SLOW = 1.5  # a replica that needs so many times as long for a token as the others is slow
 USED = 0.5  # share of the time in which a GPU computes, below which its clock says nothing
@@ -186,8 +187,9 @@ The first one whose option the recipe has is advised.
 
 def _faster_tools(steps: StepWindow) -> Advice:
     half = f"half of the calls take more than {steps.mean(metric.TOOLS_LATENCY_P50_MS):,.0f} ms"
-    if steps.total(metric.TOOLS_CALLS_JAILED):
-        yield f"{half}; if they queue for the sandbox, more slots let more of them run at once", "slots"
+    queue_ms, run_ms = steps.mean(metric.TOOLS_QUEUE_P50_MS), steps.mean(metric.TOOLS_RUN_P50_MS)
+    if queue_ms > QUEUED * (queue_ms + run_ms):
+        yield f"{half}, {queue_ms:,.0f} ms in the queue of the sandbox; more slots run more of them at once", "slots"
     yield f"{half}; more rollouts at once would hide it", "prompts_per_step"
 
 

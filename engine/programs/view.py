@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from engine.atomic_files import CannotWrite
 from engine.console.options import Positional, parse
+from engine.console.progress import Bar
 from engine.programs import rocstar
 from engine.view.export import export
 from engine.view.page import NoPlots
@@ -70,7 +71,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         questions = Questions([RunFiles(path) for path in options.run], follow=options.follow)
         if options.export is not None:
-            size = export(questions, options.export)
+            with Bar() as bar:
+                task = bar.add_task("exporting, parts")
+                size = export(
+                    questions, options.export, lambda done, parts: bar.update(task, completed=done, total=parts)
+                )
             print(f"{options.export}: {size / 1e6:.1f} MB, opens in any browser without a server")
         else:
             asyncio.run(view(questions, options.port))

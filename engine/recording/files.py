@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from engine.atomic_files import append
 from engine.encoding import HEADER, encode, frame, frames
 from engine.errors import BadInput
 from engine.numbered_files import numbered
-from engine.recording.records import Record, decode
+from engine.recording.records import Record, StepRow, decode
 from engine.recording.soundness import is_sound
 
 STEP, TIMELINE = "step-{:06d}.rec", "step-{:06d}.seg"
@@ -102,13 +102,23 @@ def packed(record: Record) -> bytes:
 
 def unpacked(payload: bytes, most: int = RECORD_BYTES) -> Record | None:
     """Returns the record; None for one of another version, of more than `most` bytes, or that no run has written."""
+    if (data := inflated(payload, most)) is None:
+        return None
+    try:
+        record = decode(data)
+    except (ValueError, TypeError, RecursionError):  # msgspec lets through what is not its own
+        return None
+    return record if is_sound(record) else None
+
+
+def inflated(payload: bytes, most: int = RECORD_BYTES) -> bytes | None:
+    """Returns the encoded record; None for a damaged one, or one of more than `most` bytes."""
     try:
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(payload, most)
-        record = decode(data) if unpacking.eof else None
-    except (zlib.error, ValueError, TypeError, RecursionError):  # msgspec lets through what is not its own
+        return data if unpacking.eof else None
+    except zlib.error:
         return None
-    return record if record is not None and is_sound(record) else None
 
 
 def write(path: Path, parts: Iterable[bytes]) -> int:
@@ -145,25 +155,45 @@ def cut_torn(path: Path) -> None:
 
 
 def read_frames(path: Path, first: int, count: int) -> list[Record]:
-    """Returns some records of a file by their numbers; only these are read and decompressed."""
+    """Returns some records of a file by their numbers, up to the first that is damaged; only these are decompressed."""
     records: list[Record] = []
-    try:
-        with path.open("rb") as file:
-            for number in range(first + count):
-                header = file.read(HEADER.size)
-                if len(header) < HEADER.size:
-                    break
-                length, _ = HEADER.unpack(header)
-                if number < first:
-                    file.seek(length, os.SEEK_CUR)
-                    continue
-                payloads, _ = frames(header + file.read(length))
-                if not payloads or (record := unpacked(payloads[0])) is None:
-                    break
-                records.append(record)
-    except OSError:
-        pass
+    for payload in _payloads(path, first, count):
+        if (record := unpacked(payload)) is None:
+            break
+        records.append(record)
     return records
+
+
+def read_data(path: Path, first: int, count: int) -> Iterator[bytes]:
+    """Yields what `read_frames` decodes."""
+    for payload in _payloads(path, first, count):
+        if (data := inflated(payload)) is None:
+            return
+        yield data
+
+
+def groups_in(path: Path, step: int) -> int:
+    """Returns how many groups the file of a step begins with; 0 if it is not of this step."""
+    rows = read_frames(path, 0, 1)
+    if not rows or not isinstance(rows[0], StepRow) or rows[0].step != step:  # the file may have been renamed
+        return 0
+    return len(rows[0].groups)
+
+
+def _payloads(path: Path, first: int, count: int) -> Iterator[bytes]:
+    with suppress(OSError), path.open("rb") as file:
+        for number in range(first + count):
+            header = file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                return
+            length, _ = HEADER.unpack(header)
+            if number < first:
+                file.seek(length, os.SEEK_CUR)
+                continue
+            payloads, _ = frames(header + file.read(length))
+            if not payloads:
+                return
+            yield payloads[0]
 
 
 def read_after(path: Path, offset: int) -> tuple[list[Record], int]:

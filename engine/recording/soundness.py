@@ -6,10 +6,11 @@ without checking them. Any other record is damaged, or was made by somebody else
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from engine.recording.records import EngineSteps, GroupTokens, PartTokens, Record, RecordedGroup, Segment, StepRow
 from engine.telemetry.timeline import TRACKS, InstantEvent, SpanEvent
@@ -64,11 +65,12 @@ def _is_trajectory(member: Trajectory) -> bool:
     times = [member.started_at, member.finished_at]
     times += [at for turn in turns for at in (turn.queued_at, turn.started_at, turn.finished_at)]
     times += [at for use in member.tool_uses for at in (use.closed_at, use.dispatched_at, use.finished_at)]
+    times += [use.queue_s or 0.0 for use in member.tool_uses]
     times += [placed.at for turn in turns for placed in turn.placed]
     return (
         all(0 <= turn.start <= turn.end for turn in turns)
         and not any(len(part.token_ids_T) for part in member.parts)
-        and _are_times(times)
+        and are_times(times)
     )
 
 
@@ -86,22 +88,22 @@ def _is_segment(segment: Segment) -> bool:
     times += [at for lag in segment.lags for at in (lag.at, lag.lag_s)]
     events: tuple[SpanEvent | InstantEvent, ...] = (*segment.spans, *segment.instants)
     return (
-        all(event.track in TRACKS and _can_be_shown(event.args) for event in events)
-        and all(map(_are_columns, segment.engine_steps))
-        and _are_times(times)
+        all(event.track in TRACKS and can_be_shown(event.args) for event in events)
+        and all(map(are_columns, segment.engine_steps))
+        and are_times(times)
     )
 
 
-def _are_columns(steps: EngineSteps) -> bool:
-    return len({len(getattr(steps, name)) for name in COLUMNS}) == 1 and _are_times(steps.at.tolist())
+def are_columns(steps: EngineSteps) -> bool:
+    return len({len(getattr(steps, name)) for name in COLUMNS}) == 1 and are_times(steps.at.tolist())
 
 
-def _are_times(seconds: Iterable[float]) -> bool:
+def are_times(seconds: Sequence[float]) -> bool:
     """Returns whether whole microseconds of each, and of any difference, are exact numbers in JavaScript too."""
-    return all(abs(each) <= LATEST_S for each in seconds)
+    return bool((np.abs(np.asarray(seconds, np.float64)) <= LATEST_S).all())
 
 
-def _can_be_shown(args: dict[str, Any]) -> bool:
+def can_be_shown(args: dict[str, Any]) -> bool:
     """Returns whether the args have a JSON; `key` names a trajectory."""
     if not isinstance(args.get("key", ""), str | int):
         return False

@@ -98,6 +98,7 @@ class PendingToolCall:
             overlap_s=max(0.0, min(self.finished_at, turn_finished_at) - self.dispatched_at),
             executed=reply.executed,
             jailed=reply.jailed,
+            queue_s=reply.queue_s,
         )
 
 

@@ -185,7 +185,24 @@ def _latencies(executed: Sequence[ToolUse]) -> dict[str, float]:
     return {
         metric.TOOLS_LATENCY_P50_MS: float(np.percentile(latencies_ms, 50)),
         metric.TOOLS_LATENCY_P99_MS: float(np.percentile(latencies_ms, 99)),
+        **_queue_and_run(executed),
         metric.TOOLS_OVERLAP_SAVED_MS: float(np.mean([use.overlap_s for use in executed])) * 1e3,
+    }
+
+
+def _queue_and_run(executed: Sequence[ToolUse]) -> dict[str, float]:
+    """Returns the two parts of the latencies; nothing if no tool measures them."""
+    parts = [
+        (use.queue_s, use.finished_at - use.dispatched_at - use.queue_s) for use in executed if use.queue_s is not None
+    ]
+    if not parts:
+        return {}
+    (queue_p50, run_p50), (queue_p99, run_p99) = np.percentile(np.asarray(parts) * 1e3, (50, 99), axis=0).tolist()
+    return {
+        metric.TOOLS_QUEUE_P50_MS: queue_p50,
+        metric.TOOLS_QUEUE_P99_MS: queue_p99,
+        metric.TOOLS_RUN_P50_MS: run_p50,
+        metric.TOOLS_RUN_P99_MS: run_p99,
     }
 
 

@@ -119,7 +119,7 @@ class _Reader:
     def reply(self, code: str, result: ToolResult) -> ToolReply:
         told = self.feedback(code, result)
         text = joined(self.cut(told.output, self.output_chars), told.note, NOTES.get(result.session_state or ""))
-        return ToolReply(outcome=result.outcome, text=text, jailed=result.jailed)
+        return ToolReply(outcome=result.outcome, text=text, jailed=result.jailed, queue_s=result.queue_s)
 
 
 class PythonTool:

@@ -16,11 +16,12 @@ from engine.diagnosis.limit import Diagnosis, diagnose
 from engine.diagnosis.pace import pace_of
 from engine.run.identity import Identity
 from engine.view.answers.about import about
-from engine.view.answers.placement import placement_of
-from engine.view.answers.timeline import timeline_of
+from engine.view.answers.owner import owner_of
+from engine.view.answers.placement import decisions_of, placement_of
+from engine.view.answers.timeline import Stretch, timeline_of
 from engine.view.answers.token_figures import token_figures_of
 from engine.view.answers.tool_calls import tool_calls_of
-from engine.view.answers.trajectories import NotThere, groups_of, trajectory_of
+from engine.view.answers.trajectories import NotThere, groups_of, members_of, trajectory_of
 from engine.view.run_files import RunFiles
 
 Query = Mapping[str, str]
@@ -37,13 +38,16 @@ class Questions:
             "metrics": self._metrics,
             "now": self._now,
             "groups": lambda query: groups_of(self.run(query), _number(query, "step")),
+            "members": lambda query: members_of(self.run(query), _number(query, "step"), _number(query, "group")),
             "trajectory": lambda query: trajectory_of(
                 self.run(query), _number(query, "step"), _number(query, "group"), _number(query, "sample")
             ),
-            "timeline": lambda query: timeline_of(self.run(query), _number(query, "first"), _number(query, "last")),
+            "timeline": lambda query: timeline_of(self.run(query), _stretch(query)),
             "placement": lambda query: placement_of(self.run(query), _number(query, "step")),
+            "decisions": lambda query: decisions_of(self.run(query), _number(query, "step"), _number(query, "page")),
             "tool-calls": lambda query: tool_calls_of(self.run(query), _number(query, "first"), _number(query, "last")),
             "tokens": lambda query: token_figures_of(self.run(query), _number(query, "step")),
+            "owner": self._owner,
             "about": lambda query: about(self.run(query)),
         }
 
@@ -106,6 +110,12 @@ class Questions:
             "values": {name: [row.get(name) for row in rows] for name in names},
         }
 
+    def _owner(self, query: Query) -> dict[str, Any]:
+        start, end = _seconds(query, "start"), _seconds(query, "end")
+        if start is None or end is None:
+            raise ValueError("start and end must be given")
+        return owner_of(self.run(query), _number(query, "first"), _number(query, "last"), start, end)
+
     def _now(self, query: Query) -> dict[str, Any]:
         run = self.run(query)
         diagnosis: Diagnosis = diagnose(run.rows, run.config, run.summary, ended=run.state != "running")
@@ -127,6 +137,26 @@ def _family(config: Mapping[str, Any]) -> str:
     """
     values = Identity(config, free=FREE).values
     return f"{zlib.crc32(msgspec.json.encode(values, order='sorted')):08x}"
+
+
+def _stretch(query: Query) -> Stretch:
+    return Stretch(
+        first=_number(query, "first"),
+        last=_number(query, "last"),
+        start=_seconds(query, "from"),
+        end=_seconds(query, "to"),
+        longest=query.get("trajectories") == "longest",
+        idlest=query.get("replicas") == "idlest",
+    )
+
+
+def _seconds(query: Query, name: str) -> float | None:
+    if name not in query:
+        return None
+    try:
+        return float(query[name])
+    except ValueError as error:
+        raise ValueError(f"{name} must be a number of seconds, got {query[name]!r}") from error
 
 
 def _number(query: Query, name: str) -> int:

@@ -213,8 +213,8 @@ def made_segment(step: int, samples: int = 4) -> Segment:
             track="trajectories",
             lane=sample,
             name="generate",
-            start=start + 0.01 * sample,
-            end=start + 0.01 * sample + 0.2,
+            start=start + 0.01 * sample + 0.01,  # as the first turn in `_trajectory`
+            end=start + 0.01 * sample + 0.21,
             args={"replica": sample % 2, "key": step * 100 + sample},
         )
         for sample in range(samples)

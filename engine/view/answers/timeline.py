@@ -3,83 +3,171 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from engine.recording.records import Segment
-from engine.telemetry.timeline import TRACKS, SpanEvent
-from engine.view.answers.thinning import LANES, density_of, lanes_of, spans_of
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.recording.columns import Doubles, Numbers, SpanColumns, TimelineColumns
+from engine.telemetry.idle_clock import Interval
+from engine.view.answers.thinning import (
+    LANES,
+    PIXELS,
+    POINTS,
+    WHOLE,
+    density_of,
+    engine_steps_of,
+    idle_of,
+    in_view,
+    largest_of,
+    spans_of,
+)
 from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
 
+LONGEST = 40  # trajectories of the pick "longest"
+IDLEST = 8  # replicas of the pick "least busy"
+COUNTS = ("used_blocks", "running", "waiting", "preempted", "prefilled")
 
-def timeline_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
-    """Returns the steps from first to last, both included. Raises NotThere if nothing of them was recorded."""
-    segments = list(run.recorded.timeline(first, last))
-    if not segments:
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """What is asked for of the steps from first to last: the seconds from start to end of their axis; None: all.
+
+    longest: only the LONGEST trajectories. idlest: only the IDLEST replicas, those that sample least.
+    """
+
+    first: int
+    last: int
+    start: float | None = None
+    end: float | None = None
+    longest: bool = False
+    idlest: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.start or 0.0) < (self.end or 1e9):
+            raise ValueError(f"from must be before to, got {self.start} and {self.end}")
+
+
+def timeline_of(run: RunFiles, asked: Stretch) -> dict[str, Any]:
+    """Returns the timeline with the spans, engine steps and idle seconds of a stretch. `seconds` is the length of all.
+
+    Raises NotThere if nothing of these steps was recorded.
+    """
+    columns = run.recorded.columns(asked.first, asked.last)
+    if columns is None:
         kept = run.recorded.timeline_steps
         if not kept:
             raise NotThere("this run has no recorded timeline (record/timeline)")
-        raise NotThere(f"the timeline of step {first} is not kept; some of steps {kept[0]} to {kept[-1]} is")
-    start = min(segment.start for segment in segments)
-    seconds = max(segment.end for segment in segments) - start
+        raise NotThere(f"the timeline of step {asked.first} is not kept; some of steps {kept[0]} to {kept[-1]} is")
+    zero, seconds = columns.start, columns.end - columns.start
+    start = max(0.0, asked.start or 0.0)
+    end = max(start + 1e-6, seconds if asked.end is None else min(seconds, asked.end))
+    replicas = _replicas(columns, zero + start, zero + end, asked.idlest)
     return {
-        "first": first,
-        "last": last,
-        "started_at": start,
+        "first": asked.first,
+        "last": asked.last,
+        "started_at": zero,
         "seconds": seconds,
-        "replicas": _replicas(segments, start),
-        "tracks": _tracks(segments, start, seconds),
-        "lag": [[round(lag.at - start, 5), round(lag.lag_s, 6)] for segment in segments for lag in segment.lags],
-        "steps": _step_marks(segments, start),
+        "from": start,
+        "to": end,
+        "replicas": replicas["shown"],
+        "replica_count": replicas["count"],
+        "tracks": [_track(spans, zero, zero + start, zero + end, asked.longest) for spans in columns.spans],
+        **_lag(columns, zero, start, end),
+        "steps": [[step, round(begin - zero, 5), round(finish - zero, 5)] for step, begin, finish in columns.marks],
     }
 
 
-def _replicas(segments: list[Segment], start: float) -> list[dict[str, Any]]:
+def _replicas(columns: TimelineColumns, start: float, end: float, idlest: bool) -> dict[str, Any]:
     """Returns the idle stretches of each replica of each node, and its engine steps as columns."""
-    idle: dict[tuple[str, int], list[list[Any]]] = defaultdict(list)
-    steps: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for segment in segments:
-        for stretch in segment.idle:
-            row = [stretch.cause, round(stretch.start - start, 5), round(stretch.end - start, 5)]
-            idle[segment.node, stretch.replica].append(row)
-        for engine in segment.engine_steps:
-            columns = steps[segment.node, engine.replica]
-            columns["at"] += [round(at - start, 4) for at in engine.at.tolist()]
-            for name in ("used_blocks", "running", "waiting", "preempted", "prefilled"):
-                columns[name] += getattr(engine, name).tolist()
-    return [
-        {"node": node, "replica": replica, "idle": idle[node, replica], "engine": dict(steps[node, replica])}
-        for node, replica in sorted({*idle, *steps})
+    stretches: dict[tuple[str, int], list[Interval]] = defaultdict(list)
+    steps: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for node, stretch in columns.idle:
+        stretches[node, stretch.replica].append(stretch)
+    for node, engine in columns.engine_steps:
+        steps[node, engine.replica].append(engine)
+    keys = sorted({*stretches, *steps})
+    count = max(1, len(keys))
+    idle = {key: idle_of(stretches[key], start, end, max(PIXELS // 8, WHOLE // count)) for key in keys}
+    if idlest:
+        keys = sorted(sorted(keys, key=lambda key: _busy_s(idle[key]))[:IDLEST])
+    most = max(PIXELS // 8, min(PIXELS, POINTS // max(1, len(keys))))
+    shown = [
+        {
+            "node": node,
+            "replica": replica,
+            "idle": [
+                [cause, round(begin - columns.start, 5), round(finish - columns.start, 5)]
+                for cause, begin, finish in idle[node, replica]
+            ],
+            "engine": _engine(steps[node, replica], columns.start, start, end, most),
+        }
+        for node, replica in keys
     ]
+    return {"shown": shown, "count": count}
 
 
-def _tracks(segments: list[Segment], start: float, seconds: float) -> list[dict[str, Any]]:
-    """Returns the spans by node and track: as columns, or as a density if they have too many lanes."""
-    tracks: dict[tuple[str, str], list[SpanEvent]] = defaultdict(list)
-    for segment in segments:
-        for span in segment.spans:
-            tracks[segment.node, span.track].append(span)
-    order = {track: number for number, track in enumerate(TRACKS)}
-    keys = sorted(tracks, key=lambda key: (key[0], order.get(key[1], len(order))))
-    return [{"node": key[0], "track": key[1]} | _shown(tracks[key], start, seconds) for key in keys]
+def _busy_s(idle: list[tuple[str, float, float]]) -> float:
+    return sum(finish - begin for cause, begin, finish in idle if cause == "busy")
 
 
-def _shown(spans: list[SpanEvent], start: float, seconds: float) -> dict[str, Any]:
-    if lanes_of(spans) > LANES:
-        return {"spans": None, "density": density_of(spans, start, seconds)}
-    return {"spans": spans_of(spans, start, seconds), "density": None}
+def _engine(steps: list[Any], zero: float, start: float, end: float, most: int) -> dict[str, Any]:
+    """Returns the engine steps of a replica as columns; {} if it has none."""
+    if not steps:
+        return {}
+    columns: Mapping[str, NDArray[Any]] = {
+        name: np.concatenate([getattr(each, name) for each in steps]) for name in ("at", *COUNTS)
+    }
+    thin = engine_steps_of(columns, start, end, most)
+    return {"at": np.round(thin["at"] - zero, 4).tolist(), **{name: thin[name].tolist() for name in COUNTS}}
 
 
-def _step_marks(segments: list[Segment], start: float) -> list[list[float]]:
-    """Returns [step, from, to] for each step."""
-    by_step: dict[int, list[Segment]] = defaultdict(list)
-    for segment in segments:
-        by_step[segment.step].append(segment)
-    return [
-        [
-            step,
-            round(min(segment.start for segment in theirs) - start, 5),
-            round(max(segment.end for segment in theirs) - start, 5),
-        ]
-        for step, theirs in sorted(by_step.items())
-    ]
+def _track(spans: SpanColumns, zero: float, start: float, end: float, longest: bool) -> dict[str, Any]:
+    """Returns the spans of a track: as columns, or as a density if too many of its lanes are busy."""
+    shown_S = in_view(spans, start, end)
+    lanes, lanes_S = np.unique(spans.lane_S[shown_S], return_inverse=True)
+    answer: dict[str, Any] = {"node": spans.node, "track": spans.track, "lanes": len(lanes), "picked": None}
+    if longest and spans.track == "trajectories" and len(lanes) > LONGEST:
+        shown_S, lanes_S = _longest(spans, shown_S)
+        answer["picked"] = "longest"
+    elif len(lanes) > LANES:
+        return answer | {"spans": None, "density": density_of(spans, shown_S, start, end - start)}
+    return answer | {"spans": spans_of(spans, shown_S, lanes_S, zero, end - start), "density": None}
+
+
+def _longest(spans: SpanColumns, shown_S: Numbers) -> tuple[Numbers, Numbers]:
+    """Returns the spans of the trajectories that take longest, and a lane for each: that of the longest is 0.
+
+    A trajectory is the spans of one lane from the first with its key to the next with another.
+    """
+    order_S = shown_S[np.lexsort((spans.start_S[shown_S], spans.lane_S[shown_S]))]
+    begins_S = np.ones(len(order_S), np.bool_)
+    key = None
+    lane_S = spans.lane_S[order_S].tolist()
+    for place, span in enumerate(order_S.tolist()):
+        own = spans.key(span)
+        same = place > 0 and lane_S[place] == lane_S[place - 1]
+        begins_S[place] = not same or (own is not None and key is not None and own != key)
+        key = own if own is not None or not same else key
+    first = np.flatnonzero(begins_S)
+    lengths = np.maximum.reduceat(spans.end_S[order_S], first) - spans.start_S[order_S][first]
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(-lengths, kind="stable")] = np.arange(len(first))
+    rank_S = rank[np.cumsum(begins_S) - 1]
+    kept_S = rank_S < LONGEST
+    return order_S[kept_S], rank_S[kept_S]
+
+
+def _lag(columns: TimelineColumns, zero: float, start: float, end: float) -> dict[str, Any]:
+    """Returns how late the event loop was: the latest of each pixel as "lag", and figures of all as "late"."""
+    at_N: Doubles = np.asarray([lag.at for lag in columns.lags]) - zero
+    lag_N: Doubles = np.asarray([lag.lag_s for lag in columns.lags])
+    shown_N = lag_N[(at_N >= start) & (at_N <= end)]
+    if not len(shown_N):
+        return {"lag": [], "late": None}
+    median, p99, most = np.quantile(shown_N, (0.5, 0.99, 1.0)).tolist()
+    lag = [[round(at + start, 5), late] for at, late in largest_of(at_N, lag_N, start, end)]
+    return {"lag": lag, "late": {"median_s": median, "p99_s": p99, "most_s": most, "samples": len(shown_N)}}

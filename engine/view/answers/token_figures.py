@@ -39,7 +39,7 @@ def token_figures_of(run: RunFiles, step: int) -> dict[str, Any]:
 
 
 def _sequences(run: RunFiles, step: int) -> list[PartTokens]:
-    recorded = [run.recorded.tokens(step, group.number) for group in run.recorded.groups(step) if group.whole]
+    recorded = [run.recorded.tokens(step, group.number) for group in run.recorded.outlines(step) if group.whole]
     return [
         tokens
         for group in recorded

@@ -6,17 +6,20 @@ Fields have the names and values of `engine.types` and `engine.recording.rollout
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from engine.diagnosis.token_kinds import AFTER_REPLY, HIGH_SHARE, mark
+from engine.recording.outlines import RecordedOutline, TrajectoryOutline, TurnOutline
 from engine.recording.records import PartTokens, RecordedGroup
 from engine.types import Segment, Trajectory, Turn
 from engine.view.answers.tokens import pieces, tokenizer_of
 from engine.view.run_files import RunFiles
+
+QUESTION = 300  # characters of a prompt that its group shows
 
 
 class NotThere(ValueError):
@@ -24,19 +27,71 @@ class NotThere(ValueError):
 
 
 def groups_of(run: RunFiles, step: int) -> dict[str, Any]:
-    """Returns the groups of a step without texts and tokens. Raises NotThere."""
-    groups = recorded_groups(run, step)
+    """Returns the groups of a step with figures of their trajectories, in columns by their index. Raises NotThere.
+
+    groups_written: how many the step had; a torn record holds fewer. longest_tokens, longest_s: of a trajectory, the
+    seconds since the step began. first: the trajectory that is worth a look if none is named. wrong, cut, failed: the
+    indices of those with a failed tool call, of those that ended without an answer, and of those that an error ended.
+    """
+    groups = recorded_outlines(run, step)
     members = [member for recorded in groups for member in recorded.group.trajectories]
+    started_at = min((member.started_at for member in members), default=0.0)
     return {
         "step": step,
-        "started_at": min((member.started_at for member in members), default=0.0),
+        "started_at": started_at,
+        "groups_written": run.recorded.groups_written(step),
+        "longest_tokens": max((member.tokens for member in members), default=0),
+        "longest_s": max((_ended_at(member) for member in members), default=started_at) - started_at,
+        "first": _worth_a_look(groups),
         "groups": [_group(recorded) for recorded in groups],
     }
 
 
-def recorded_groups(run: RunFiles, step: int) -> list[RecordedGroup]:
-    """Returns the groups of a step. Raises NotThere if none is recorded."""
-    if not (groups := run.recorded.groups(step)):
+def members_of(run: RunFiles, step: int, group: int) -> dict[str, Any]:
+    """Returns the trajectories of a group with their turns, without texts and tokens. Raises NotThere."""
+    for recorded in recorded_outlines(run, step):
+        if recorded.number == group:
+            return {
+                "step": step,
+                "group": group,
+                "trajectories": [_member(recorded, index) for index in range(len(recorded.group.trajectories))],
+            }
+    raise NotThere(f"step {step} has no group {group}")
+
+
+def _ended_at(member: TrajectoryOutline) -> float:
+    ends = [at for turn in member.all_turns for at in (turn.finished_at, *(use.finished_at for use in turn.tool_uses))]
+    return max(ends, default=member.finished_at)
+
+
+def _worth_a_look(groups: Sequence[RecordedOutline]) -> dict[str, int] | None:
+    """Returns the first trained trajectory with several turns and recorded log-probabilities, else the first trained
+    one, else the first.
+    """
+
+    def found(fits: Callable[[RecordedOutline, int], bool]) -> dict[str, int] | None:
+        for recorded in groups:
+            for index, member in enumerate(recorded.group.trajectories):
+                if fits(recorded, index):
+                    return {"group": recorded.number, "sample": member.sample}
+        return None
+
+    return (
+        found(
+            lambda recorded, index: (
+                recorded.whole
+                and index in recorded.group.kept
+                and len(recorded.group.trajectories[index].all_turns) > 1
+            )
+        )
+        or found(lambda recorded, index: index in recorded.group.kept)
+        or found(lambda recorded, index: True)
+    )
+
+
+def recorded_outlines(run: RunFiles, step: int) -> Sequence[RecordedOutline]:
+    """Returns the outlines of a step's groups. Raises NotThere if none is recorded."""
+    if not (groups := run.recorded.outlines(step)):
         raise NotThere(_why_missing(run, step))
     return groups
 
@@ -61,23 +116,36 @@ def _fields(value: Any, *names: str) -> dict[str, Any]:
     return {name: plain(getattr(value, name)) for name in names}
 
 
-def _group(recorded: RecordedGroup) -> dict[str, Any]:
-    group, prompt = recorded.group, recorded.group.prompt
+def _group(recorded: RecordedOutline) -> dict[str, Any]:
+    group, members = recorded.group, recorded.group.trajectories
     return {
         **_fields(recorded, "number", "node", "whole"),
-        **_fields(group, "drop", "waste", "refills"),
-        "prompt_id": prompt.id,
-        "question": prompt.messages[-1]["content"] if prompt.messages else "",
-        "trajectories": [
-            _selection(recorded, index)
-            | _fields(member, "sample", "reward", "stop", "error")
-            | {"turns": [_outline(turn) for turn in member.all_turns]}
-            for index, member in enumerate(group.trajectories)
-        ],
+        **_fields(group, "drop", "waste", "refills", "kept"),
+        "prompt_id": group.prompt.id,
+        "question": group.prompt.question[:QUESTION],
+        "samples": [member.sample for member in members],
+        "rewards": [member.reward for member in members],
+        "tokens": [member.tokens for member in members],
+        "wrong": _indices(members, lambda member: any(use.outcome != "ok" for use in member.tool_uses)),
+        "cut": _indices(members, lambda member: member.stop != "answer"),
+        "failed": _indices(members, lambda member: member.error is not None),
     }
 
 
-def _selection(recorded: RecordedGroup, index: int) -> dict[str, Any]:
+def _indices(members: Sequence[TrajectoryOutline], fits: Callable[[TrajectoryOutline], bool]) -> list[int]:
+    return [index for index, member in enumerate(members) if fits(member)]
+
+
+def _member(recorded: RecordedOutline, index: int) -> dict[str, Any]:
+    member = recorded.group.trajectories[index]
+    return (
+        _selection(recorded, index)
+        | _fields(member, "sample", "reward", "stop", "error")
+        | {"turns": [_outline(turn) for turn in member.all_turns]}
+    )
+
+
+def _selection(recorded: RecordedGroup | RecordedOutline, index: int) -> dict[str, Any]:
     """Returns whether a trajectory was kept, its advantage, and the selector's reasons."""
     return {
         "kept": index in recorded.group.kept,
@@ -86,7 +154,7 @@ def _selection(recorded: RecordedGroup, index: int) -> dict[str, Any]:
     }
 
 
-def _outline(turn: Turn) -> dict[str, Any]:
+def _outline(turn: TurnOutline) -> dict[str, Any]:
     names = ("start", "end", "replica", "queued_at", "started_at", "finished_at")
     return _fields(turn, *names) | {
         "tool_uses": [_fields(use, "outcome", "dispatched_at", "finished_at") for use in turn.tool_uses]
@@ -95,7 +163,9 @@ def _outline(turn: Turn) -> dict[str, Any]:
 
 def trajectory_of(run: RunFiles, step: int, group: int, sample: int) -> dict[str, Any]:
     """Returns one trajectory with its texts, calls and tokens. Raises NotThere."""
-    recorded = next((candidate for candidate in recorded_groups(run, step) if candidate.number == group), None)
+    if step not in run.recorded.steps:
+        raise NotThere(_why_missing(run, step))
+    recorded = run.recorded.group(step, group)
     for index, member in enumerate(recorded.group.trajectories if recorded is not None else ()):
         if recorded is not None and member.sample == sample:
             return _trajectory(run, recorded, index)

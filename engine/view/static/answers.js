@@ -8,12 +8,15 @@
  *   "metrics": MetricsAnswer,
  *   "now": Now,
  *   "groups": Groups,
+ *   "members": Members,
  *   "trajectory": Trajectory,
  *   "timeline": Timeline,
  *   "placement": Placement,
+ *   "decisions": Decisions,
  *   "tool-calls": ToolCalls,
  *   "tokens": TokenFigures,
  *   "about": About,
+ *   "owner": Owner,
  * }} Answers
  */
 
@@ -76,9 +79,22 @@
  * }} Finding
  */
 
-/** @typedef {{ step: number, started_at: number, groups: Group[] }} Groups */
+/**
+ * longest_s: since the step began. first: the trajectory to show if none is named.
+ * @typedef {{
+ *   step: number,
+ *   started_at: number,
+ *   groups_written: number,
+ *   longest_tokens: number,
+ *   longest_s: number,
+ *   first: { group: number, sample: number } | null,
+ *   groups: Group[],
+ * }} Groups
+ */
 
 /**
+ * samples, rewards and tokens have a value for each trajectory; kept, wrong, cut and failed are
+ * indices of trajectories.
  * @typedef {{
  *   number: number,
  *   node: string,
@@ -88,9 +104,17 @@
  *   refills: number,
  *   prompt_id: string,
  *   question: string,
- *   trajectories: Member[],
+ *   samples: number[],
+ *   rewards: (number | null)[],
+ *   tokens: number[],
+ *   kept: number[],
+ *   wrong: number[],
+ *   cut: number[],
+ *   failed: number[],
  * }} Group
  */
+
+/** @typedef {{ step: number, group: number, trajectories: Member[] }} Members */
 
 /**
  * @typedef {{
@@ -187,6 +211,7 @@
  *   overlap_s: number,
  *   executed: boolean,
  *   jailed: boolean,
+ *   queue_s: number | null,
  * }} ToolUse
  */
 
@@ -226,16 +251,28 @@
  *   last: number,
  *   started_at: number,
  *   seconds: number,
+ *   from: number,
+ *   to: number,
  *   replicas: ReplicaLane[],
+ *   replica_count: number,
  *   tracks: Track[],
  *   lag: [at_s: number, lag_s: number][],
+ *   late: { median_s: number, p99_s: number, most_s: number, samples: number } | null,
  *   steps: [step: number, from_s: number, to_s: number][],
  * }} Timeline
  */
 
 /**
- * A track has spans, or a density if it has too many lanes.
- * @typedef {{ node: string, track: string, spans: Spans | null, density: Density | null }} Track
+ * A track has spans, or a density if too many of its lanes are busy. lanes: how many are busy.
+ * picked: which of its trajectories are shown; null for all.
+ * @typedef {{
+ *   node: string,
+ *   track: string,
+ *   lanes: number,
+ *   picked: string | null,
+ *   spans: Spans | null,
+ *   density: Density | null,
+ * }} Track
  */
 
 /**
@@ -270,19 +307,36 @@
  *   start: number[],
  *   end: number[],
  *   args: Record<string, unknown>[],
+ *   count: number,
  *   merged: number,
  * }} Spans
  */
 
+/** @typedef {{ step: number, group: number, sample: number }} Owner */
+
 /**
+ * page: how many decisions a page of them has.
  * @typedef {{
  *   step: number,
  *   started_at: number,
- *   decisions: Decision[],
- *   rules: Record<string, number>,
- *   replicas: Record<string, number>,
+ *   count: number,
+ *   page: number,
+ *   rules: Rule[],
  * }} Placement
  */
+
+/**
+ * headroom_blocks, waited_s, cached: means.
+ * @typedef {{
+ *   rule: string,
+ *   count: number,
+ *   headroom_blocks: number,
+ *   waited_s: number,
+ *   cached: number,
+ * }} Rule
+ */
+
+/** @typedef {{ step: number, page: number, decisions: Decision[] }} Decisions */
 
 /**
  * @typedef {Placed & {
@@ -297,14 +351,30 @@
  */
 
 /**
+ * asked: how many recorded steps were asked for; steps: those that were counted.
  * @typedef {{
+ *   asked: number,
  *   steps: number[],
- *   name: string[],
- *   outcome: string[],
- *   executed: boolean[],
- *   latency_s: number[],
+ *   count: number,
+ *   kinds: CallKind[],
+ *   histogram: { counts: number[], edges_s: number[] } | null,
  *   slowest: SlowCall[],
  * }} ToolCalls
+ */
+
+/**
+ * queue_s, run_s: medians; null where that was not measured.
+ * @typedef {{
+ *   name: string,
+ *   outcome: string,
+ *   executed: boolean,
+ *   count: number,
+ *   p50_s: number,
+ *   p90_s: number,
+ *   p99_s: number,
+ *   queue_s: number | null,
+ *   run_s: number | null,
+ * }} CallKind
  */
 
 /**

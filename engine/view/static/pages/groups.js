@@ -1,7 +1,7 @@
 // The page Groups: the rollouts of each prompt, their rewards, and which of them were selected for
 // training.
 
-import { ask } from "view/api";
+import { ask, Problem } from "view/api";
 import { color } from "view/parts/colors";
 import {
   badge,
@@ -27,19 +27,23 @@ import { chosenStep, RECORDS, sampledTokens } from "view/parts/recorded";
 
 const ROW = 24; // pixels
 const VIEW = 680;
+const FIRST = 40; // rows whose trajectories are there when the page is drawn
 
-/** @type {Record<string, { text: string, fits: (member: Member) => boolean }>} */
+/**
+ * fits: returns the indices of the trajectories of a group that are shown.
+ * @type {Record<string, { text: string, fits: (group: Group) => number[] }>}
+ */
 const FILTERS = {
-  all: { text: "all", fits: () => true },
-  kept: { text: "trained", fits: ({ kept }) => kept },
-  dropped: { text: "not trained", fits: ({ kept }) => !kept },
-  wrong: {
-    text: "with a tool error",
-    fits: ({ turns }) =>
-      turns.some(({ tool_uses }) => tool_uses.some(({ outcome }) => outcome !== "ok")),
+  all: { text: "all", fits: ({ samples }) => samples.map((_, index) => index) },
+  kept: { text: "trained", fits: ({ kept }) => [...kept].sort((a, b) => a - b) },
+  dropped: {
+    text: "not trained",
+    fits: ({ samples, kept }) =>
+      samples.flatMap((_, index) => (kept.includes(index) ? [] : [index])),
   },
-  cut: { text: "cut off", fits: ({ stop }) => stop !== "answer" },
-  failed: { text: "failed", fits: ({ error }) => error !== null },
+  wrong: { text: "with a tool error", fits: ({ wrong }) => wrong },
+  cut: { text: "cut off", fits: ({ cut }) => cut },
+  failed: { text: "failed", fits: ({ failed }) => failed },
 };
 
 /** @param {Context} context */
@@ -69,23 +73,68 @@ export async function groups({ run, runs, query, set, go }) {
       ),
     ),
   );
-  /** @param {Group} group @param {Member} member */
-  const open = (group, member) =>
-    go("trajectory", { step, group: group.number, sample: member.sample });
-  return [chooser, overview(answer), memberList(answer, FILTERS[filter].fits, scale, open)];
+  /** @param {Group} group @param {number} index */
+  const open = ({ number, samples }, index) =>
+    go("trajectory", { step, group: number, sample: samples[index] });
+  const shown = rowsOf(answer, FILTERS[filter].fits);
+  const members = membersOf(run, step);
+  await Promise.all(shown.slice(0, FIRST).map(({ group }) => members(group)));
+  return [chooser, overview(answer), memberList(answer, shown, scale, members, open)];
+}
+
+/** @typedef {{ group: Group, index: number | null }} ListRow index: null for the group's own row */
+/** @typedef {(group: Group) => Member[] | Promise<Member[]>} MembersOf */
+
+/**
+ * Returns a row for each group and each of its trajectories that fit.
+ * @param {Groups} answer
+ * @param {(group: Group) => number[]} fits
+ * @returns {ListRow[]}
+ */
+function rowsOf({ groups }, fits) {
+  return groups.flatMap((group) => {
+    const fitting = fits(group);
+    return fitting.length ? [null, ...fitting].map((index) => ({ group, index })) : [];
+  });
+}
+
+/**
+ * Returns a function that asks for the trajectories of a group once; what has come is there at
+ * once. It returns none for a group that an exported file leaves out.
+ * @param {number} run
+ * @param {number} step
+ * @returns {MembersOf}
+ */
+function membersOf(run, step) {
+  /** @type {Map<number, Member[] | Promise<Member[]>>} */
+  const known = new Map();
+  return ({ number }) => {
+    const before = known.get(number);
+    if (before) return before;
+    const asked = ask("members", { run, step, group: number }).then(
+      ({ trajectories }) => trajectories,
+      (error) => {
+        if (error instanceof Problem) return [];
+        throw error;
+      },
+    );
+    known.set(number, asked);
+    asked.then((members) => known.set(number, members));
+    return asked;
+  };
 }
 
 /** @param {Groups} answer */
-function overview({ groups }) {
-  const everyone = groups.flatMap(({ trajectories }) => trajectories);
-  const kept = everyone.filter((member) => member.kept);
-  /** @param {Member[]} members */
-  const meanReward = (members) => {
-    const rewards = members.map(({ reward }) => reward).filter((reward) => reward !== null);
-    return fixed(rewards.length ? mean(rewards) : null, 3);
+function overview({ groups, groups_written }) {
+  const rewards = groups.flatMap((group) => group.rewards);
+  const ofKept = groups.flatMap(({ kept, rewards }) => kept.map((index) => rewards[index]));
+  /** @param {(number | null)[]} all */
+  const meanReward = (all) => {
+    const graded = all.filter((reward) => reward !== null);
+    return fixed(graded.length ? mean(graded) : null, 3);
   };
-  /** @param {Member[]} members */
-  const tokens = (members) => whole(sum(members.map(({ turns }) => sampledTokens(turns))));
+  const sampled = sum(groups.map(({ tokens }) => sum(tokens)));
+  const trained = sum(groups.map(({ kept, tokens }) => sum(kept.map((index) => tokens[index]))));
   /** @param {string} reason */
   const dropped = (reason) => whole(groups.filter(({ drop }) => drop === reason).length);
   /** @type {Record<string, number>} */
@@ -94,34 +143,44 @@ function overview({ groups }) {
     for (const [reason, count] of Object.entries(group.waste))
       waste[reason] = (waste[reason] ?? 0) + count;
   const reasons = Object.entries(waste).map(([reason, count]) => `${reason} ${whole(count)}`);
-  return figures([
-    ["Groups", whole(groups.length), `${dropped("flat")} flat, ${dropped("error")} failed`],
-    ["Trained", whole(kept.length), `of ${whole(everyone.length)} trajectories`],
-    ["Mean reward", meanReward(everyone), `${meanReward(kept)} of the trained`],
-    ["Trained tokens", tokens(kept), `of ${tokens(everyone)} sampled`],
-    [
-      "Cancelled or refilled",
-      whole(sum(Object.values(waste))),
-      reasons.length ? reasons.join(", ") : "tokens",
-    ],
-  ]);
+  const isTorn = groups.length < groups_written;
+  return [
+    isTorn
+      ? h(
+          "div",
+          { class: "problem" },
+          `The record of this step is damaged: ${whole(groups.length)} of ` +
+            `${whole(groups_written)} groups can be read, and only these are counted here.`,
+        )
+      : null,
+    figures([
+      [
+        "Groups",
+        isTorn ? `${whole(groups.length)} of ${whole(groups_written)}` : whole(groups.length),
+        `${dropped("flat")} flat, ${dropped("error")} failed`,
+      ],
+      ["Trained", whole(ofKept.length), `of ${whole(rewards.length)} trajectories`],
+      ["Mean reward", meanReward(rewards), `${meanReward(ofKept)} of the trained`],
+      ["Trained tokens", whole(trained), `of ${whole(sampled)} sampled`],
+      [
+        "Cancelled or refilled",
+        whole(sum(Object.values(waste))),
+        reasons.length ? reasons.join(", ") : "tokens",
+      ],
+    ]),
+  ];
 }
 
 /**
  * @param {Groups} answer
- * @param {(member: Member) => boolean} fits
+ * @param {ListRow[]} rows
  * @param {Scale} scale
- * @param {(group: Group, member: Member) => void} open
+ * @param {MembersOf} membersOf
+ * @param {(group: Group, index: number) => void} open
  */
-function memberList({ groups, started_at }, fits, scale, open) {
-  const axis = scale === "tokens" ? inTokens(groups) : inSeconds(groups, started_at);
-  const filled = groups
-    .map((group) => ({ group, members: group.trajectories.filter(fits) }))
-    .filter(({ members }) => members.length);
-  const rows = filled.flatMap(({ group, members }) => [
-    () => groupRow(group),
-    ...members.map((member) => () => memberRow(group, member, axis, () => open(group, member))),
-  ]);
+function memberList(answer, rows, scale, membersOf, open) {
+  const axis = scale === "tokens" ? inTokens(answer) : inSeconds(answer);
+  const heads = rows.filter(({ index }) => index === null).length;
   const length = scale === "tokens" ? whole(axis.longest) : seconds(axis.longest);
   /** @type {[name: string, isNumber: boolean][]} */
   const columns = [
@@ -139,11 +198,7 @@ function memberList({ groups, started_at }, fits, scale, open) {
   return card(
     null,
     spread(
-      h(
-        "h2",
-        {},
-        `${whole(rows.length - filled.length)} trajectories in ${whole(filled.length)} groups`,
-      ),
+      h("h2", {}, `${whole(rows.length - heads)} trajectories in ${whole(heads)} groups`),
       legend([
         ["turn", color("staleness_gate")],
         ["tool call", color("good")],
@@ -162,7 +217,11 @@ function memberList({ groups, started_at }, fits, scale, open) {
           count: rows.length,
           height: ROW,
           view: VIEW,
-          row: (index) => rows[index](),
+          row: (at) => {
+            const { group, index } = rows[at];
+            if (index === null) return groupRow(group);
+            return memberRow(group, index, axis, membersOf(group), () => open(group, index));
+          },
         })
       : empty("None here", "No trajectory of this step fits the filter."),
   );
@@ -185,13 +244,12 @@ const waiting = () => ["waits for a tool", color("tool_wait")];
 
 /**
  * Returns an axis of sampled tokens, on which a tool use has no length.
- * @param {Group[]} groups
+ * @param {Groups} groups
  * @returns {Axis}
  */
-function inTokens(groups) {
-  const turns = groups.flatMap(({ trajectories }) => trajectories.map(({ turns }) => turns));
+function inTokens({ longest_tokens }) {
   return {
-    longest: Math.max(1, ...turns.map(sampledTokens)),
+    longest: Math.max(1, longest_tokens),
     waits: false,
     spans(turns) {
       let to = 0;
@@ -207,15 +265,12 @@ function inTokens(groups) {
 
 /**
  * Returns an axis of seconds since the step began.
- * @param {Group[]} groups
- * @param {number} startedAt
+ * @param {Groups} groups
  * @returns {Axis}
  */
-function inSeconds(groups, startedAt) {
-  const turns = groups.flatMap(({ trajectories }) => trajectories.flatMap(({ turns }) => turns));
-  const ends = turns.flatMap((turn) => [turn, ...turn.tool_uses].map((one) => one.finished_at));
+function inSeconds({ started_at: startedAt, longest_s }) {
   return {
-    longest: ends.reduce((latest, at) => Math.max(latest, at - startedAt), 1e-9),
+    longest: Math.max(1e-9, longest_s),
     waits: true,
     spans: (turns) =>
       turns.map(({ started_at, finished_at, tool_uses }) => ({
@@ -231,28 +286,50 @@ function inSeconds(groups, startedAt) {
 }
 
 /** @param {Group} group */
-function groupRow({ number, prompt_id, question, trajectories, drop, node }) {
-  const rewards = trajectories.map(({ reward }) => reward).filter((reward) => reward !== null);
-  const kept = trajectories.filter((member) => member.kept).length;
+function groupRow({ number, prompt_id, question, rewards, samples, kept, drop, node }) {
+  const graded = rewards.filter((reward) => reward !== null);
   return h(
     "div",
     { class: "item head group", "data-group": number },
     h("span", { class: "mono" }, prompt_id),
     h("span", { class: "muted", title: question }, question),
-    h("span", { class: "number" }, `mean reward ${fixed(rewards.length ? mean(rewards) : null)}`),
-    h("span", { class: "number" }, `${kept} of ${trajectories.length} trained`),
+    h("span", { class: "number" }, `mean reward ${fixed(graded.length ? mean(graded) : null)}`),
+    h("span", { class: "number" }, `${kept.length} of ${samples.length} trained`),
     h("span", {}, drop ? badge(drop, "warn") : badge("trained", "good"), node ? badge(node) : null),
   );
+}
+
+/**
+ * Returns the row of a trajectory; it is filled once the members have come.
+ * @param {Group} group
+ * @param {number} index
+ * @param {Axis} axis
+ * @param {Member[] | Promise<Member[]>} members
+ * @param {() => void} onclick
+ */
+function memberRow(group, index, axis, members, onclick) {
+  const sample = group.samples[index];
+  const dim = group.kept.includes(index) ? "" : " dim";
+  const row = h(
+    "div",
+    { class: `item members clickable${dim}`, "data-sample": sample, onclick },
+    h("span", { class: "muted number" }, String(sample)),
+  );
+  /** @param {Member[]} all */
+  const fill = (all) => {
+    if (index in all) row.append(...memberCells(group, all[index], axis));
+  };
+  if (Array.isArray(members)) fill(members);
+  else members.then(fill);
+  return row;
 }
 
 /**
  * @param {Group} group
  * @param {Member} member
  * @param {Axis} axis
- * @param {() => void} onclick
  */
-function memberRow(group, member, axis, onclick) {
-  const { sample, turns, reward, kept, error, reasons, advantage, stop } = member;
+function memberCells(group, { turns, reward, kept, error, reasons, advantage, stop }, axis) {
   const outcome = error
     ? badge("failed", "bad")
     : kept
@@ -260,10 +337,7 @@ function memberRow(group, member, axis, onclick) {
       : badge(group.drop ?? "not selected");
   /** @param {string} text */
   const figure = (text) => h("span", { class: "number" }, text);
-  return h(
-    "div",
-    { class: `item members clickable${kept ? "" : " dim"}`, "data-sample": sample, onclick },
-    h("span", { class: "muted number" }, String(sample)),
+  return [
     lengthBar(turns, axis),
     figure(whole(sampledTokens(turns))),
     figure(error ? "–" : fixed(reward)),
@@ -273,7 +347,7 @@ function memberRow(group, member, axis, onclick) {
     figure(percent(reasons.probability)),
     figure(signed(advantage)),
     h("span", { class: "muted" }, stop),
-  );
+  ];
 }
 
 /**

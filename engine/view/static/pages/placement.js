@@ -1,12 +1,12 @@
 // The page Placement: how full each replica was, where each turn went and why, and what other
 // policies would have done.
 
-import { ask, request } from "view/api";
+import { ask, Problem, request } from "view/api";
 import { actions } from "view/parts/action";
 import { chart } from "view/parts/charts";
 import { runColor } from "view/parts/colors";
 import { card, empty, h, namedCard, note, stepChooser, table, toolbar } from "view/parts/dom";
-import { fixed, mean, percent, seconds, whole } from "view/parts/format";
+import { fixed, percent, seconds, whole } from "view/parts/format";
 import { virtualList } from "view/parts/list";
 import { chosenStep, freeBlocks, RECORDS, replicaName } from "view/parts/recorded";
 
@@ -30,14 +30,14 @@ export async function placement({ run, runs, query, set, go }) {
     null,
     toolbar(
       stepChooser(steps, step, (value) => set({ ...query, step: value })),
-      h("span", { class: "muted" }, `${whole(answer.decisions.length)} decisions`),
+      h("span", { class: "muted" }, `${whole(answer.count)} decisions`),
     ),
   );
   return [
     chooser,
     await kvUse(run, runs[run], answer),
     h("div", { class: "two" }, rules(answer), counterfactual(run, step)),
-    decisions(answer, ({ group, sample }) => go("trajectory", { step, group, sample })),
+    await decisions(run, answer, ({ group, sample }) => go("trajectory", { step, group, sample })),
   ];
 }
 
@@ -87,30 +87,24 @@ async function kvUse(number, run, { step, started_at }) {
 }
 
 /** @param {Placement} placement */
-function rules({ rules, decisions }) {
-  const rows = Object.entries(rules).map(([rule, count]) => {
-    const own = decisions.filter((decision) => decision.rule === rule);
-    return {
-      rule,
-      count,
-      headroom: mean(own.map(({ headroom_blocks }) => headroom_blocks)),
-      waited: mean(own.map(waited)),
-      cached: mean(own.map(({ cached_tokens, start }) => cached_tokens / Math.max(1, start))),
-    };
-  });
+function rules({ rules }) {
   return namedCard(
     "rules",
     "By rule",
-    rows.length
+    rules.length
       ? table(
           [
             { name: "rule", cell: ({ rule }) => rule },
             { name: "decisions", number: true, cell: ({ count }) => whole(count) },
-            { name: "blocks left, mean", number: true, cell: ({ headroom }) => fixed(headroom, 1) },
-            { name: "wait, mean", number: true, cell: ({ waited }) => seconds(waited) },
+            {
+              name: "blocks left, mean",
+              number: true,
+              cell: ({ headroom_blocks }) => fixed(headroom_blocks, 1),
+            },
+            { name: "wait, mean", number: true, cell: ({ waited_s }) => seconds(waited_s) },
             { name: "input from cache", number: true, cell: ({ cached }) => percent(cached) },
           ],
-          rows,
+          rules,
         )
       : noDecisions(),
   );
@@ -194,11 +188,40 @@ const COLUMNS = [
 ];
 
 /**
+ * Returns the list of decisions. Those in view are asked for, a page at a time.
+ * @param {number} run
  * @param {Placement} placement
  * @param {(decision: Decision) => void} onclick
  */
-function decisions({ decisions, started_at }, onclick) {
-  if (!decisions.length) return card("Decisions", noDecisions());
+async function decisions(run, { step, count, page, started_at }, onclick) {
+  if (!count) return card("Decisions", noDecisions());
+  /** @type {Map<number, Promise<Decision[]>>} */
+  const pages = new Map();
+  /** @param {number} number */
+  const asked = (number) => {
+    const known =
+      pages.get(number) ??
+      ask("decisions", { run, step, page: number }).then(
+        ({ decisions }) => decisions,
+        (error) => {
+          if (error instanceof Problem) return []; // an exported file has the first pages only
+          throw error;
+        },
+      );
+    pages.set(number, known);
+    return known;
+  };
+  const first = await asked(0);
+  /** @param {HTMLElement} row @param {Decision | undefined} decision */
+  const fill = (row, decision) => {
+    if (!decision) return;
+    row.addEventListener("click", () => onclick(decision));
+    row.append(
+      ...COLUMNS.map(({ number, text }) =>
+        h("span", { class: number ? "number" : null }, text(decision, started_at)),
+      ),
+    );
+  };
   return card(
     "Decisions in their order",
     h(
@@ -208,17 +231,16 @@ function decisions({ decisions, started_at }, onclick) {
     ),
     virtualList({
       id: "decisions",
-      count: decisions.length,
+      count,
       height: ROW,
       view: VIEW,
-      row: (index) =>
-        h(
-          "div",
-          { class: "item decisions clickable", onclick: () => onclick(decisions[index]) },
-          COLUMNS.map(({ number, text }) =>
-            h("span", { class: number ? "number" : null }, text(decisions[index], started_at)),
-          ),
-        ),
+      row: (index) => {
+        const row = h("div", { class: "item decisions clickable" });
+        const number = Math.floor(index / page);
+        if (number === 0) fill(row, first[index]);
+        else asked(number).then((all) => fill(row, all[index % page]));
+        return row;
+      },
     }),
   );
 }

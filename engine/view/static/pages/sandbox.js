@@ -11,6 +11,7 @@ import {
   empty,
   h,
   namedCard,
+  note,
   outcomeBadge,
   spread,
   table,
@@ -20,7 +21,7 @@ import { number, percent, seconds, whole } from "view/parts/format";
 import { programOf } from "view/parts/program";
 import { RECORDS } from "view/parts/recorded";
 
-/** @import { Metrics, RunAgain, SlowCall, ToolCalls } from "view/answers" */
+/** @import { CallKind, Metrics, RunAgain, SlowCall, ToolCalls } from "view/answers" */
 /** @import { Context } from "view/main" */
 
 /** @type {[steps: number, text: string][]} */
@@ -29,8 +30,7 @@ const SPANS = [
   [5, "last 5"],
   [20, "last 20"],
 ];
-const BINS = 24; // bins of the histogram
-const BAR = 150; // pixels of its tallest bar
+const BAR = 150; // pixels of the histogram's tallest bar
 
 /** @param {Context} context */
 export async function sandbox(context) {
@@ -62,6 +62,15 @@ function overTime(rows, run) {
         series: [
           curve("tools/latency_p50_ms", "median", runColor(run)),
           curve("tools/latency_p99_ms", "p99", color("bad"), [5, 4]),
+        ],
+        ...options,
+      }),
+      chart({
+        title: "Queue and run",
+        unit: "ms, median of calls; the queue is the wait for a slot",
+        series: [
+          curve("tools/run_p50_ms", "run", runColor(run)),
+          curve("tools/queue_p50_ms", "queue", color("tool_wait"), [5, 4]),
         ],
         ...options,
       }),
@@ -106,10 +115,13 @@ async function recorded({ run, runs, query, set, go }) {
     toolbar(
       h("label", {}, "calls of"),
       choice(SPANS, count, (value) => set({ ...query, count: value })),
-      h("span", { class: "muted number" }, `${span}: ${whole(answer.name.length)} calls`),
+      h("span", { class: "muted number" }, `${span}: ${whole(answer.count)} calls`),
+      answer.steps.length < answer.asked
+        ? h("span", { class: "muted" }, "older steps are left out: these have many calls")
+        : null,
     ),
   );
-  if (!answer.name.length)
+  if (!answer.count)
     return [
       chooser,
       card("Calls", empty("No call was made in these steps", "The model answered without a tool.")),
@@ -128,46 +140,38 @@ async function recorded({ run, runs, query, set, go }) {
 }
 
 /** @param {ToolCalls} answer */
-function outcomes({ name, outcome, executed, latency_s }) {
-  /** @typedef {{ tool: string, outcome: string, refused: boolean, latencies: number[] }} Kind */
-  /** @type {Map<string, Kind>} */
-  const kinds = new Map();
-  outcome.forEach((each, call) => {
-    const refused = !executed[call];
-    const text = refused ? `refused (${each})` : each;
-    const key = `${name[call]} ${text}`;
-    const kind = kinds.get(key) ?? { tool: name[call], outcome: text, refused, latencies: [] };
-    kind.latencies.push(latency_s[call]);
-    kinds.set(key, kind);
-  });
-  const rows = [...kinds.values()].sort((a, b) => b.latencies.length - a.latencies.length);
-  for (const { latencies } of rows) latencies.sort((a, b) => a - b);
-  /** @param {string} name @param {number} share */
-  const percentile = (name, share) => ({
+function outcomes({ kinds, count }) {
+  /**
+   * @param {string} name
+   * @param {"p50_s" | "p90_s" | "p99_s" | "queue_s" | "run_s"} part
+   */
+  const time = (name, part) => ({
     name,
     number: true,
-    cell: (/** @type {Kind} */ { refused, latencies }) =>
-      refused ? "–" : seconds(latencies[Math.floor(share * latencies.length)]),
+    cell: (/** @type {CallKind} */ kind) => (kind.executed ? seconds(kind[part]) : "–"),
   });
   return namedCard(
     "outcomes",
     "Outcomes",
     table(
       [
-        { name: "tool", cell: ({ tool }) => tool },
-        { name: "outcome", cell: ({ outcome }) => outcomeBadge(outcome) },
-        { name: "calls", number: true, cell: ({ latencies }) => whole(latencies.length) },
+        { name: "tool", cell: ({ name }) => name },
         {
-          name: "share",
-          number: true,
-          cell: ({ latencies }) => percent(latencies.length / outcome.length, 1),
+          name: "outcome",
+          cell: ({ outcome, executed }) =>
+            outcomeBadge(executed ? outcome : `refused (${outcome})`),
         },
-        percentile("median", 0.5),
-        percentile("p90", 0.9),
-        percentile("p99", 0.99),
+        { name: "calls", number: true, cell: (kind) => whole(kind.count) },
+        { name: "share", number: true, cell: (kind) => percent(kind.count / count, 1) },
+        time("median", "p50_s"),
+        time("p90", "p90_s"),
+        time("p99", "p99_s"),
+        time("queue, median", "queue_s"),
+        time("run, median", "run_s"),
       ],
-      rows,
+      kinds,
     ),
+    note("The queue is the wait for a slot of the sandbox; a dash: the tool does not measure it."),
   );
 }
 
@@ -175,17 +179,13 @@ function outcomes({ name, outcome, executed, latency_s }) {
  * Returns a histogram with bins of equal width on a logarithmic axis.
  * @param {ToolCalls} answer
  */
-function latencies({ latency_s }) {
-  const logs = latency_s.filter((value) => value > 0).map((value) => Math.log10(1e3 * value));
-  if (!logs.length) return card("Latency", empty("No call was run", "All were refused."));
-  const low = logs.reduce((least, value) => Math.min(least, value));
-  const high = logs.reduce((most, value) => Math.max(most, value));
-  const width = Math.max(0.02, (high - low) / BINS);
-  const counts = new Array(BINS + 1).fill(0);
-  for (const value of logs) counts[Math.min(BINS, Math.floor((value - low) / width))] += 1;
-  const most = Math.max(...counts);
-  /** @param {number} bin */
-  const from = (bin) => `${number(Number((10 ** (low + bin * width)).toPrecision(3)))} ms`;
+function latencies({ histogram }) {
+  if (!histogram) return card("Latency", empty("No call was run", "All were refused."));
+  const { counts, edges_s } = histogram;
+  const most = counts.reduce((largest, count) => Math.max(largest, count), 1);
+  const bins = counts.length;
+  /** @param {number} edge */
+  const from = (edge) => `${number(Number((1e3 * edges_s[edge]).toPrecision(3)))} ms`;
   return namedCard(
     "latencies",
     "Latency",
@@ -202,7 +202,7 @@ function latencies({ latency_s }) {
     h(
       "div",
       { class: "toolbar spread muted number" },
-      [0, BINS / 3, (2 * BINS) / 3, BINS].map((bin) => h("span", {}, from(bin))),
+      [0, bins / 3, (2 * bins) / 3, bins].map((edge) => h("span", {}, from(Math.round(edge)))),
     ),
     h("p", { class: "muted" }, "Calls by latency, on a logarithmic axis."),
   );
@@ -232,6 +232,7 @@ function slowCall(run, slow, open) {
       "summary",
       {},
       h("b", { class: "number" }, seconds(slow.finished_at - slow.dispatched_at)),
+      slow.queue_s === null ? null : ` (${seconds(slow.queue_s)} in the queue)`,
       ` ${slow.name} `,
       outcomeBadge(slow.outcome),
       ` step ${step}, group ${group} #${sample}`,

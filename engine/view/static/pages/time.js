@@ -1,7 +1,7 @@
 // The page "Where time goes": replicas, learner, sandbox and event loop on one axis, and what idle
 // replicas waited for.
 
-import { ask, column, last, metrics } from "view/api";
+import { ask, column, last, metrics, Problem } from "view/api";
 import { CAUSES, causeColor, causeText, color, STEP_PARTS } from "view/parts/colors";
 import {
   card,
@@ -20,7 +20,7 @@ import { Lanes } from "view/parts/lanes";
 import { RECORDS, replicaName } from "view/parts/recorded";
 import { stacked } from "view/parts/stacked";
 
-/** @import { Metrics, ReplicaLane, Timeline, Track } from "view/answers" */
+/** @import { Metrics, ReplicaLane, Timeline } from "view/answers" */
 /** @import { Context } from "view/main" */
 
 const RECENT = 8; // number of newest steps over which stages are measured
@@ -141,11 +141,13 @@ function stages(rows) {
   );
 }
 
+/** Names of picks as the server knows them. @typedef {Record<string, string>} Picks */
+
 /**
  * @param {Context} context
  * @param {number[]} steps
  */
-async function timeline({ run, runs, query, set }, steps) {
+async function timeline({ run, runs, query, set, go }, steps) {
   const step = timelineStep(Number(query.step), steps, runs[run].last);
   const count = Math.max(1, Number(query.count ?? 1));
   const last =
@@ -154,10 +156,24 @@ async function timeline({ run, runs, query, set }, steps) {
       .slice(0, count)
       .at(-1) ?? step;
   const answer = await ask("timeline", { run, first: step, last });
-  const losses = h("div", { id: "losses" }, lossTable(answer, 0, answer.seconds));
-  const lanes = new Lanes(answer, (from, to) =>
-    losses.replaceChildren(lossTable(answer, from, to)),
-  );
+  /** @type {Picks} */
+  const picks = {};
+  const losses = h("div", { id: "losses" });
+  const thin = h("div", { id: "thinned" });
+  /** @param {Timeline} shown @param {number} from @param {number} to */
+  const describe = (shown, from, to) => {
+    losses.replaceChildren(lossTable(shown, from, to));
+    thin.replaceChildren(...thinned(shown));
+  };
+  const lanes = new Lanes(answer, {
+    load: (from, to) => finer({ run, first: step, last }, answer, from, to, picks),
+    drawn: describe,
+    open: async ({ start, end }) => {
+      const owner = await ownerOf({ run, first: step, last }, answer.started_at, start, end);
+      if (owner) go("trajectory", { ...owner });
+    },
+  });
+  describe(answer, 0, answer.seconds);
   const seen = CAUSES.filter((cause) =>
     answer.replicas.some(({ idle }) => idle.some(([name]) => name === cause)),
   );
@@ -179,11 +195,13 @@ async function timeline({ run, runs, query, set }, steps) {
           count,
           (value) => set({ ...query, step, count: value }),
         ),
-        h("button", { onclick: () => lanes.reset() }, "show all"),
+        pickers(answer, picks, () => lanes.reload()),
+        h("button", { "data-zoom": "all", onclick: () => lanes.reset() }, "show all"),
         h(
           "span",
           { class: "muted" },
-          "drag to zoom, double-click for all; the table below counts what is in view",
+          "drag to zoom, double-click for all; keys: arrows, + and -; " +
+            "a click on a trajectory opens it; the table below counts what is in view",
         ),
       ),
       legend(seen.map((cause) => [causeText(cause), causeColor(cause)])),
@@ -200,25 +218,110 @@ async function timeline({ run, runs, query, set }, steps) {
         "All events of these steps, for ui.perfetto.dev: ",
         h("code", {}, `rocstar trace ${runs[run].path} steps=${span}`),
       ),
-      thinned(answer.tracks),
+      thin,
     ),
     card("Replica-seconds in view", losses),
-    loopLag(answer.lag),
+    loopLag(answer.late),
   ];
 }
 
-/** @param {Track[]} tracks */
-function thinned(tracks) {
+/**
+ * Returns the timeline of a stretch; null in an exported file, which has each step once.
+ * @param {{ run: number, first: number, last: number }} steps
+ * @param {Timeline} whole
+ * @param {number} from
+ * @param {number} to
+ * @param {Picks} picks
+ */
+async function finer(steps, whole, from, to, picks) {
+  const isPart = from > 0 || to < whole.seconds;
+  /** @type {Picks} */
+  const stretch = isPart ? { from: from.toFixed(6), to: to.toFixed(6) } : {};
+  try {
+    return await ask("timeline", { ...steps, ...stretch, ...picks });
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return null;
+  }
+}
+
+/**
+ * Returns whose span this is; null if its trajectory is not recorded.
+ * @param {{ run: number, first: number, last: number }} steps
+ * @param {number} zero
+ * @param {number} start
+ * @param {number} end
+ */
+async function ownerOf(steps, zero, start, end) {
+  try {
+    return await ask("owner", { ...steps, start: zero + start, end: zero + end });
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return null;
+  }
+}
+
+/**
+ * Returns buttons that choose what is shown where there is too much for a screen.
+ * @param {Timeline} answer
+ * @param {Picks} picks
+ * @param {() => void} onchange
+ */
+function pickers({ tracks, replica_count }, picks, onchange) {
+  /** @param {string} what @param {string} name @param {string} text */
+  const picker = (what, name, text) => {
+    const box = h("span", { class: "toolbar", "data-pick": what });
+    const show = () =>
+      box.replaceChildren(
+        h("label", {}, what),
+        ...choice(
+          [
+            ["", "all"],
+            [name, text],
+          ],
+          picks[what] ?? "",
+          (value) => {
+            if (value) picks[what] = value;
+            else delete picks[what];
+            show();
+            onchange();
+          },
+        ),
+      );
+    show();
+    return box;
+  };
+  return [
+    tracks.some(({ track, density }) => track === "trajectories" && density)
+      ? picker("trajectories", "longest", "the 40 longest")
+      : null,
+    replica_count > 8 ? picker("replicas", "idlest", "the 8 least busy") : null,
+  ];
+}
+
+/**
+ * Says what of the timeline is not drawn by itself.
+ * @param {Timeline} timeline
+ */
+function thinned({ tracks, replicas, replica_count }) {
   const dense = tracks.filter(({ density }) => density).map(({ track }) => track);
-  const merged = sum(tracks.map(({ spans }) => spans?.merged ?? 0));
-  if (!dense.length && !merged) return null;
+  const spans = tracks.flatMap((track) => track.spans ?? []);
+  const merged = sum(spans.map((one) => one.merged));
+  const picked = tracks.filter((track) => track.picked).map(({ lanes }) => whole(lanes));
+  const all = sum(spans.map((one) => one.count));
   const parts = [
     dense.length ? `Of ${dense.join(" and ")} the number is shown that is busy at once.` : "",
-    merged
-      ? `${whole(merged)} spans are narrower than a pixel and drawn with their neighbours.`
+    picked.length ? `The longest of ${picked.join(" and ")} trajectories are shown.` : "",
+    replicas.length < replica_count
+      ? `${replicas.length} of ${replica_count} replicas are shown, and counted below.`
       : "",
-  ];
-  return note(`${parts.join(" ")} The command above has every span.`);
+    merged
+      ? `${whole(merged)} of ${whole(all)} spans are narrower than a pixel and drawn with their ` +
+        "neighbours."
+      : "",
+  ].filter(Boolean);
+  if (!parts.length) return [];
+  return [note(`${parts.join(" ")} A closer look shows more; the command above has every span.`)];
 }
 
 /**
@@ -273,9 +376,9 @@ function lossTable({ replicas }, from, to) {
   );
 }
 
-/** @param {Timeline["lag"]} lag */
-function loopLag(lag) {
-  if (!lag.length)
+/** @param {Timeline["late"]} late */
+function loopLag(late) {
+  if (!late)
     return card(
       "Event loop",
       empty(
@@ -283,17 +386,14 @@ function loopLag(lag) {
         "The lag of the node's event loop is recorded with the timeline.",
       ),
     );
-  const sorted = lag.map(([, lag_s]) => lag_s).sort((a, b) => a - b);
-  /** @param {number} share */
-  const at = (share) =>
-    seconds(sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))]);
   return card(
     "Event loop of the node",
     h(
       "p",
       {},
-      `Timers were late by ${at(0.5)} at the median, ${at(0.99)} at the 99th percentile, ` +
-        `and ${at(1)} at most (${whole(sorted.length)} samples).`,
+      `Timers were late by ${seconds(late.median_s)} at the median, ` +
+        `${seconds(late.p99_s)} at the 99th percentile, ` +
+        `and ${seconds(late.most_s)} at most (${whole(late.samples)} samples).`,
     ),
   );
 }

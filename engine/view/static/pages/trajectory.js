@@ -20,7 +20,7 @@ import { programOf } from "view/parts/program";
 import { chosenStep, freeBlocks, RECORDS, sampledTokens } from "view/parts/recorded";
 import { tokenView } from "view/parts/tokens";
 
-/** @import { Groups, Part, Placed, ToolUse, Trajectory, Turn } from "view/answers" */
+/** @import { Part, Placed, ToolUse, Trajectory, Turn } from "view/answers" */
 /** @import { Replay, ReplaySide } from "view/answers" */
 /** @import { Context } from "view/main" */
 /** @import { Child } from "view/parts/dom" */
@@ -40,10 +40,10 @@ export async function trajectory({ run, runs, query, set, go }) {
     );
   const step = chosenStep(steps, query.step);
   const groups = await ask("groups", { run, step });
-  const all = groups.groups.flatMap(({ number, trajectories }) =>
-    trajectories.map(({ sample }) => ({ group: number, sample })),
+  const all = groups.groups.flatMap(({ number, samples }) =>
+    samples.map((sample) => ({ group: number, sample })),
   );
-  const at = query.group === undefined ? interesting(groups) : indexOf(all, query);
+  const at = indexOf(all, query.group === undefined ? groups.first : query);
   const { group, sample } = all[at];
   const answer = await ask("trajectory", { run, step, group, sample });
   const chosen = Math.min(Number(query.part ?? 0), answer.parts.length - 1);
@@ -96,26 +96,13 @@ export async function trajectory({ run, runs, query, set, go }) {
 
 /**
  * @param {{ group: number, sample: number }[]} all
- * @param {Record<string, string>} query
+ * @param {{ group?: string | number, sample?: string | number } | null} wanted
  */
-function indexOf(all, { group, sample }) {
+function indexOf(all, wanted) {
   const index = all.findIndex(
-    (one) => one.group === Number(group) && one.sample === Number(sample),
+    ({ group, sample }) => group === Number(wanted?.group) && sample === Number(wanted?.sample),
   );
   return Math.max(0, index);
-}
-
-/**
- * Returns the trajectory to show if the address names none: the first trained one with several
- * turns and recorded log-probabilities, else the first trained one.
- * @param {Groups} groups
- */
-function interesting({ groups }) {
-  const all = groups.flatMap(({ whole, trajectories }) =>
-    trajectories.map(({ kept, turns }) => ({ whole, kept, turns: turns.length })),
-  );
-  const best = all.findIndex(({ whole, kept, turns }) => whole && kept && turns > 1);
-  return Math.max(0, best >= 0 ? best : all.findIndex(({ kept }) => kept));
 }
 
 /** @param {Trajectory} trajectory */
@@ -287,7 +274,7 @@ function useView(use, turn, startedAt) {
       h("b", {}, use.name),
       " ",
       outcomeBadge(use.outcome),
-      ` ${took}, ${seconds(use.overlap_s)} during the turn`,
+      ` ${took}${queueText(use)}, ${seconds(use.overlap_s)} during the turn`,
       use.executed ? null : " refused",
     ),
     overlap(use, turn, startedAt),
@@ -297,6 +284,10 @@ function useView(use, turn, startedAt) {
     h("pre", {}, use.response),
   );
 }
+
+/** Returns ", 40 ms of it in the queue" for a call that measured it. @param {ToolUse} use */
+const queueText = ({ queue_s }) =>
+  queue_s === null ? "" : `, ${seconds(queue_s)} of it in the queue`;
 
 /**
  * Shows the turn and the call on one axis, and so how much of the call ran while the model wrote.

@@ -9,6 +9,7 @@ import pytest
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
 from tests.support.paths import ROOT
+from tests.support.recorded_run import START, STEP_S
 from tests.support.viewed_runs import write_viewed_run
 
 TSC = ROOT / "requirements" / "node_modules" / ".bin" / "tsc"
@@ -20,12 +21,15 @@ ASKED = {
     "metrics": RUN,
     "now": RUN,
     "groups": STEP,
+    "members": STEP | {"group": "1"},
     "trajectory": STEP | {"group": "1", "sample": "0"},
     "timeline": STEPS,
     "placement": STEP,
+    "decisions": STEP | {"page": "0"},
     "tool-calls": STEPS,
     "tokens": STEP,
     "about": RUN,
+    "owner": STEPS | {"start": str(START + 3 * STEP_S + 0.01), "end": str(START + 3 * STEP_S + 0.21)},
 }
 
 

@@ -219,3 +219,23 @@ async def test_an_exported_file_shows_every_page_without_a_server(tmp_path):
             await has_structure(page, name)
         assert page.complaints == []
         assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
+
+
+async def test_a_click_on_a_turn_of_the_timeline_opens_its_trajectory(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/time?run=0&step=2")
+        await page.until("document.getElementById('lanes')?.width > 300")
+        # Trajectory 1 samples for the first fifth of a second of two; its lane is the second one
+        # below the rows of both replicas and of the weights that they load.
+        x, y = await page.evaluate(
+            "(() => { const lanes = document.getElementById('lanes'); lanes.scrollIntoView({ block: 'center' });"
+            "const box = lanes.getBoundingClientRect();"
+            "return [box.left + 128 + 0.05 * (box.width - 128),"
+            "box.top + 36 + 2 * (16 + 1 + 30 + 8) + 25 + 14 + 7]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            await page.command("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        await page.until("location.hash.startsWith('#/trajectory') && location.hash.includes('sample=1')")
+        assert "step=2" in await page.evaluate("location.hash")
+        assert page.complaints == []

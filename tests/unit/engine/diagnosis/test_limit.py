@@ -165,7 +165,13 @@ def test_the_newest_steps_count_and_those_without_a_pace_do_not():
 @pytest.mark.parametrize(
     ("row", "config", "option", "value", "figure"),
     [
-        (CASES["tools, replicas idle"][0] | {"tools/calls_jailed": 9}, {}, "slots", 8, Limit.TOOL),
+        (
+            CASES["tools, replicas idle"][0] | {"tools/queue_p50_ms": 90.0, "tools/run_p50_ms": 9.0},
+            {},
+            "slots",
+            8,
+            Limit.TOOL,
+        ),
         (CASES["tail"][0], {}, "extra_samples", 0, Limit.TAIL),
         (CASES["tail"][0], {"extra_samples": 4}, "rollout.max_tokens", 230, Limit.TAIL),
         (CASES["kv"][0], {}, "kv_blocks", 64, Limit.KV),

@@ -55,8 +55,27 @@ def test_an_exported_file_holds_all_that_it_needs(questions, tmp_path):
     page = path.read_text()
     assert not OUTSIDE.search(page.replace((plot_folder() / "uPlot.iife.js").read_text(), ""))
     assert "/static/" not in page
-    for address in ("groups?run=0&step=3", "trajectory?run=0&step=3&group=1&sample=0", "timeline?run=0&first=3&last=3"):
+    for address in (
+        "groups?run=0&step=3",
+        "members?run=0&step=3&group=1",
+        "trajectory?run=0&step=3&group=1&sample=0",
+        "timeline?run=0&first=3&last=3",
+    ):
         assert f'"{address}"' in page
+
+
+def test_an_export_tells_how_far_it_is_and_leaves_nothing_if_it_is_interrupted(questions, tmp_path):
+    told = []
+    export(questions, tmp_path / "run.html", lambda done, parts: told.append((done, parts)))
+    assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
+
+    def interrupt(done, parts):
+        if done == parts:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(questions, tmp_path / "other.html", interrupt)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.html"]
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["run", "nowhere"], ["run", "export=no/such/folder.html"]])

@@ -1,6 +1,7 @@
 """What the page asks about runs, and what it is told of what is not there."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from engine.encoding import HEADER
 from engine.recording import files
 from engine.recording.records import FORMAT
 from engine.view.answers.tokens import pieces
@@ -64,7 +66,12 @@ def test_a_recorded_group_shows_the_choice_among_its_trajectories(tmp_path):
     found = questions(tmp_path / "run").answer("groups", {"run": "0", "step": "2"})
     flat, trained = found["groups"][:2]
     assert flat["drop"] == "flat"
-    member = trained["trajectories"][0]
+    assert (trained["samples"], trained["kept"]) == ([0, 1, 2, 3], (0, 1, 2, 3))
+    assert (trained["rewards"], trained["tokens"]) == ([1.0, 0.0, 1.0, 0.0], [40, 20, 20, 20])
+    assert (trained["wrong"], trained["cut"], trained["failed"]) == ([0], [], [])
+    assert found["first"] == {"group": 1, "sample": 0}
+    query = {"run": "0", "step": "2", "group": "1"}
+    member = questions(tmp_path / "run").answer("members", query)["trajectories"][0]
     assert member["reasons"] == {"p_err": 0.5, "p_format": 0.0, "probability": 0.75}
     assert [use["outcome"] for use in member["turns"][0]["tool_uses"]] == ["error", "ok"]
     assert (member["kept"], member["advantage"]) == (True, 1.0)
@@ -181,10 +188,15 @@ def test_a_timeline_is_seconds_of_one_axis_for_all_steps_asked_for(tmp_path):
 def test_every_decision_of_a_step_is_told_with_its_reason(tmp_path):
     write_viewed_run(tmp_path / "run", groups=2, samples=2)
     found = questions(tmp_path / "run").answer("placement", {"run": "0", "step": "1"})
-    assert found["rules"] == {"fresh": 4, "home": 2}
-    assert [one["at"] for one in found["decisions"]] == sorted(one["at"] for one in found["decisions"])
-    assert found["decisions"][0]["at"] == found["started_at"]
-    assert found["decisions"][0]["free_blocks"] == {"0": 150, "1": 140}
+    assert [(rule["rule"], rule["count"]) for rule in found["rules"]] == [("fresh", 4), ("home", 2)]
+    assert found["rules"][0]["waited_s"] == pytest.approx(0.01)
+    query = {"run": "0", "step": "1", "page": "0"}
+    decisions = questions(tmp_path / "run").answer("decisions", query)["decisions"]
+    assert len(decisions) == found["count"] == 6
+    assert [one["at"] for one in decisions] == sorted(one["at"] for one in decisions)
+    assert decisions[0]["at"] == found["started_at"]
+    assert decisions[0]["free_blocks"] == {"0": 150, "1": 140}
+    assert questions(tmp_path / "run").answer("decisions", query | {"page": "1"})["decisions"] == []
 
 
 def test_tokens_are_counted_by_the_age_of_their_weights(tmp_path):
@@ -233,7 +245,13 @@ def test_tool_calls_are_counted_and_the_slowest_are_told_whole(tmp_path):
     made_slow(tmp_path / "run", step=2, seconds=3.0)
     found = questions(tmp_path / "run").answer("tool-calls", {"run": "0", "first": "1", "last": "2"})
     assert found["steps"] == [1, 2]
-    assert len(found["latency_s"]) == 8  # two steps of two groups, each with two calls
+    assert found["count"] == 8  # two steps of two groups, each with two calls
+    assert [(kind["outcome"], kind["count"], kind["queue_s"]) for kind in found["kinds"]] == [
+        ("error", 4, None),
+        ("ok", 4, None),
+    ]
+    assert found["kinds"][1]["p99_s"] == pytest.approx(3.0, rel=0.1)
+    assert sum(found["histogram"]["counts"]) == 8
     slowest = found["slowest"][0]
     assert slowest["finished_at"] - slowest["dispatched_at"] == pytest.approx(3.0)
     assert [slowest[name] for name in ("step", "group", "sample", "call")] == [2, 1, 0, 1]
@@ -246,3 +264,16 @@ def test_the_page_run_tells_what_was_given_and_what_was_wasted(tmp_path):
     assert found["given"] == ["learner.lr"]
     assert found["waste"] == {"trained": 960, "flat": 300, "not_selected": 180}
     assert found["recording"]["whole"] == (1, 2, 3)
+
+
+def test_a_torn_step_says_how_many_of_its_groups_are_left(tmp_path):
+    write_viewed_run(tmp_path / "run", groups=8)
+    path = files.step_path(files.folder_of(tmp_path / "run"), 3)
+    ends = []
+    with path.open("rb") as file:
+        while header := file.read(HEADER.size):
+            file.seek(HEADER.unpack(header)[0], os.SEEK_CUR)
+            ends.append(file.tell())
+    os.truncate(path, ends[5] + 7)  # its row, five groups, and a part of the next
+    found = questions(tmp_path / "run").answer("groups", {"run": "0", "step": "3"})
+    assert (len(found["groups"]), found["groups_written"]) == (5, 8)
