@@ -111,7 +111,7 @@ class Questions:
 
 
 # Options in which runs of one family may differ: the seed, the folder, and how the command was written.
-FREE = ("seed", "steps", "name", "runs", "fresh", "argv", "directory", "options", "versions")
+FREE = ("seed", "steps", "name", "runs", "fresh", "metrics_port", "argv", "directory", "options", "versions")
 
 
 def _family(config: Mapping[str, Any]) -> str:
