@@ -21,8 +21,8 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -86,14 +86,12 @@ async def scraped(sources: RunSources, port: int) -> AsyncIterator[str]:
 
 
 @web.middleware
-async def _local(
-    request: web.Request, handler: Callable[[web.Request], object]
-) -> web.StreamResponse:
+async def _local(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         check_local(request)
     except Refused as refused:
         return web.Response(status=refused.status, text=str(refused))
-    return await handler(request)  # type: ignore[misc,no-any-return]
+    return await handler(request)
 
 
 class RunCollector(Collector):
@@ -160,7 +158,9 @@ class RunCollector(Collector):
         yield requests
         yield GaugeMetricFamily("rocstar_run_replicas", "Replicas that serve", value=len(fleet.live))
         yield CounterMetricFamily("rocstar_run_replica_deaths", "Replicas that died", value=fleet.deaths)
-        yield CounterMetricFamily("rocstar_run_preemptions", "Requests that lost their KV blocks", value=fleet.preemptions)
+        yield CounterMetricFamily(
+            "rocstar_run_preemptions", "Requests that lost their KV blocks", value=fleet.preemptions
+        )
         yield GaugeMetricFamily("rocstar_run_weight_version", "Version of the weights that sample", value=fleet.version)
 
     def _stages(self) -> Iterator[Metric]:
@@ -241,7 +241,7 @@ def _exported(name: str) -> _Exported:
     meaning = meaning_of(name)
     if meaning is None:
         return _Exported(OWN, "", "metric", name, "A metric of the recipe's own, as of the newest step")
-    words, unit = meaning.family.replace("*", ""), ""
+    words, unit = meaning.family.replace("*", "").replace("/", "_"), ""
     for short, long in _UNITS:
         if words.endswith(short):
             words, unit = words.removesuffix(short) + long, long.removeprefix("_")

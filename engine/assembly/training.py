@@ -42,8 +42,8 @@ from engine.assembly import wiring
 from engine.assembly.config import TrainingConfig
 from engine.assembly.evaluations import EvaluationSchedule, ScheduledEvaluation
 from engine.assembly.expected import BudgetTooSmall
-from engine.assembly.openmetrics import RunSources, scraped
 from engine.assembly.learner import agree_on_first_weights, canary_of, process_of
+from engine.assembly.openmetrics import RunSources, scraped
 from engine.assembly.parts import Parts, started
 from engine.assembly.startup import Startup, seconds_since_start
 from engine.atomic_files import write_whole

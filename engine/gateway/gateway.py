@@ -92,7 +92,8 @@ class Gateway:
         """Opens a session that lasts until `close`.
 
         on_tokens: is called with the number of sampled tokens as they come. waiting: is entered while a request waits
-        for a place on a replica. watched: is told what the session does. Raises ValueError for a key in use, and TooManySessions.
+        for a place on a replica. watched: is told what the session does. Raises ValueError for a key in use, and
+        TooManySessions.
         """
         session = self._open(key, rules, on_tokens, waiting, watched)
         self._owned.add(key)

@@ -94,8 +94,8 @@ def run_in(
 ) -> int:
     """Runs a recipe in a folder of its own and returns the exit code, as `main` does.
 
-    values: the options that config.json holds, `steps` among them. again: the command that resumes the run. metrics_port: as
-    in `Run`.
+    values: the options that config.json holds, `steps` among them. again: the command that resumes the run.
+    metrics_port: as in `Run`.
     """
     program = recipe.file.stem
     folder, log = None, None

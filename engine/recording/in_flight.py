@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +41,9 @@ async def keep_written(run: Path, in_flight: InFlight, *, groups_per_step: int, 
                 written = True
             except OSError as error:
                 if written:
-                    note(f"cannot write {run / NAME}: {error.strerror}; the run goes on, and its rollouts are not shown")
+                    note(
+                        f"cannot write {run / NAME}: {error.strerror}; the run goes on, and its rollouts are not shown"
+                    )
                 written = False
             await asyncio.sleep(WRITE_S)
     finally:
@@ -50,7 +53,7 @@ async def keep_written(run: Path, in_flight: InFlight, *, groups_per_step: int, 
 
 def _write(path: Path, snapshot: Snapshot) -> None:
     """Replaces the file. It does not wait for the disk: after a loss of power nobody needs it."""
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}.{threading.get_ident()}.draft")  # the last one may meet the one before
     draft.write_bytes(_encode(snapshot))
     os.replace(draft, path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +29,7 @@ from engine.telemetry.meanings import documented
 from sandbox.http.listener import CannotListen
 from tests.support.fakes import a_prompt
 from tests.support.job import job_of
-from tests.support.node import ANSWER, Setup, call
+from tests.support.node import ANSWER, END, Setup, call
 from tests.support.paths import ROOT, TINY
 from tests.support.viewed_runs import metrics as made_row
 
@@ -75,7 +74,7 @@ async def a_run(tmp_path: Path, name: str = "mine") -> AsyncIterator[SimpleNames
     config = TrainingConfig(
         checkpoint=TINY, steps=9, prompts_per_step=2, group=group, rollout=RolloutConfig(), learner=None
     )
-    async with Setup(call("print(6 * 7)") + "<|im_end|>", ANSWER) as node:
+    async with Setup([call("print(6 * 7)") + END], [ANSWER]) as node:
         with RunFolder.open(tmp_path, name) as folder:
             job = job_of(config, folder, fleet=node.fleet)
             job.timeline = node.timeline
@@ -153,7 +152,7 @@ async def test_runs_do_not_collide_and_are_found(tmp_path: Path) -> None:
     async with a_run(tmp_path, "a") as one, a_run(tmp_path, "b") as other:
         async with scraped(one.job.sources(), 0) as first, scraped(other.job.sources(), 0) as second:
             assert first != second
-            targets = [json.loads(path.read_text())[0] for path in sorted(tmp_path.glob(f"*/{SCRAPE}"))]
+            targets = [json.loads(run.folder.path.joinpath(SCRAPE).read_bytes())[0] for run in (one, other)]
             assert [f"http://{target['targets'][0]}/metrics" for target in targets] == [first, second]
             assert [target["labels"] for target in targets] == [{"run": "a"}, {"run": "b"}]
             with pytest.raises(CannotListen, match="choose another port"):
@@ -161,13 +160,17 @@ async def test_runs_do_not_collide_and_are_found(tmp_path: Path) -> None:
                     pass
         with pytest.raises(aiohttp.ClientConnectionError):
             await scrape(first)
-    assert list(tmp_path.glob(f"*/{SCRAPE}")) == []
+        assert not one.folder.path.joinpath(SCRAPE).exists()
 
 
 async def test_a_page_of_another_site_reads_nothing(tmp_path: Path) -> None:
-    async with a_run(tmp_path) as run, scraped(run.job.sources(), 0) as url, aiohttp.ClientSession() as client:
-        async with client.get(url, headers={"Host": "evil.example"}) as answer:
-            assert answer.status == 403
+    async with (
+        a_run(tmp_path) as run,
+        scraped(run.job.sources(), 0) as url,
+        aiohttp.ClientSession() as client,
+        client.get(url, headers={"Host": "evil.example"}) as answer,
+    ):
+        assert answer.status == 403
 
 
 async def test_a_scrape_is_short_at_real_size(tmp_path: Path) -> None:
