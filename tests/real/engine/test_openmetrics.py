@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml  # type: ignore[import-untyped]
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from engine import metric_names as metric
@@ -202,3 +204,20 @@ async def test_a_scrape_is_short_at_real_size(tmp_path: Path) -> None:
                 await scrape(url)
             ticking.cancel()
         assert longest < 0.05
+
+
+async def test_the_dashboard_and_the_alerts_ask_for_what_a_run_exports(tmp_path: Path) -> None:
+    board = json.loads((TELEMETRY / "grafana.json").read_text())
+    alerts = yaml.safe_load((TELEMETRY / "alerts.yml").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    async with a_run(tmp_path) as run, scraped(run.job.sources(), 0) as url:
+        documented_names = [entry.name.replace("*", "x") for entry in documented()]
+        run.job.recorder.step(2, {**dict.fromkeys(documented_names, 1.0), **ROW})
+        exported = {sample.name for family in parsed(await scrape(url)).values() for sample in family.samples}
+    assert len(asked) > 20
+    for expression in asked:
+        names = re.findall(r"\brocstar_\w+|\bup\b", expression)
+        assert names, expression
+        assert set(names) - {"up"} <= exported, expression
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
