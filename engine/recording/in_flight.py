@@ -1,21 +1,19 @@
 """Keeps the rollouts under way in a file of the run's folder, which the page and `rocstar rollouts` read.
 
 Invariants
-- The file is replaced every WRITE_S, whole, by a thread; the loop only takes the snapshot.
+- The file is replaced every WRITE_S, as a whole and by a thread; the loop only takes the snapshot.
 - It is for people who look: a disk that cannot take it is noted once, and the run goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from engine.process.daemon_thread import DaemonThread
 from engine.telemetry.in_flight import InFlight, Snapshot
 
 NAME = "in_flight.json"
@@ -27,35 +25,43 @@ class NotReadable(ValueError):
     """The file of a run cannot be read. The message is one line that says why."""
 
 
-async def keep_written(run: Path, in_flight: InFlight, *, groups_per_step: int, note: Callable[[str], None]) -> None:
+async def keep_written(
+    run: Path,
+    in_flight: InFlight,
+    *,
+    groups_per_step: int,
+    note: Callable[[str], None],
+    every_s: float = WRITE_S,
+) -> None:
     """Writes until it is cancelled, and then once more: that nothing is under way.
 
     run: the run's folder. note: takes a line for the user.
     """
-    written = True
+    thread, noted = DaemonThread("in-flight"), False
+
+    def write() -> Callable[[], None]:
+        snapshot = in_flight.snapshot(groups_per_step=groups_per_step)
+        return lambda: _write(run / NAME, snapshot)
+
     try:
         while True:
-            snapshot = in_flight.snapshot(groups_per_step=groups_per_step)
             try:
-                await asyncio.to_thread(_write, run / NAME, snapshot)
-                written = True
+                await thread.run(write())
             except OSError as error:
-                if written:
-                    note(
-                        f"cannot write {run / NAME}: {error.strerror}; the run goes on, and its rollouts are not shown"
-                    )
-                written = False
-            await asyncio.sleep(WRITE_S)
+                if not noted:
+                    note(f"cannot write {run / NAME}: {error.strerror}; rollouts under way are not shown")
+                noted = True
+            await asyncio.sleep(every_s)
     finally:
-        with suppress(OSError):
-            _write(run / NAME, in_flight.snapshot(groups_per_step=groups_per_step))
+        thread.post(write())
+        thread.close()
 
 
 def _write(path: Path, snapshot: Snapshot) -> None:
     """Replaces the file. It does not wait for the disk: after a loss of power nobody needs it."""
-    draft = path.with_name(f".{path.name}.{threading.get_ident()}.draft")  # the last one may meet the one before
+    draft = path.with_name(f".{path.name}.draft")
     draft.write_bytes(_encode(snapshot))
-    os.replace(draft, path)
+    draft.replace(path)
 
 
 def read(run: Path) -> Snapshot | None:

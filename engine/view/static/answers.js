@@ -14,6 +14,7 @@
  *   "tool-calls": ToolCalls,
  *   "tokens": TokenFigures,
  *   "about": About,
+ *   "in-flight": InFlight,
  * }} Answers
  */
 
@@ -60,6 +61,51 @@
  *   measured: boolean,
  *   pace: Pace,
  * }} Now
+ */
+
+/**
+ * step, group: null in an evaluation. replica: -1 for none. began, since: moments.
+ * @typedef {{
+ *   prompt: string,
+ *   step: number | null,
+ *   group: number | null,
+ *   sample: number,
+ *   state: "starting" | "queued" | "sampling" | "tool call" | "agent" | "grading",
+ *   turn: number,
+ *   tokens: number,
+ *   replica: number,
+ *   began: number,
+ *   since: number,
+ * }} RolloutUnderWay
+ */
+
+/**
+ * @typedef {{
+ *   prompt: string,
+ *   step: number | null,
+ *   group: number | null,
+ *   sample: number,
+ *   stop: string,
+ *   turns: number,
+ *   tokens: number,
+ *   reward: number | null,
+ *   began: number,
+ *   ended: number,
+ * }} RolloutEnded
+ */
+
+/**
+ * written: whether the run wrote any of it. counts: all rollouts under way, by state. elsewhere: whether other machines have rollouts too.
+ * @typedef {{
+ *   state: Run["state"],
+ *   written: boolean,
+ *   age_s: number,
+ *   now_at: number,
+ *   elsewhere: boolean,
+ *   counts: Record<string, number>,
+ *   under_way: RolloutUnderWay[],
+ *   ended: RolloutEnded[],
+ * }} InFlight
  */
 
 /** @typedef {{ step_s: number | null, age_s: number, stalled: boolean, sentence: string }} Pace */

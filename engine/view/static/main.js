@@ -2,6 +2,7 @@
 // goes on.
 
 import { ask, exported, forget, Problem } from "view/api";
+import { flight } from "view/pages/flight";
 import { groups } from "view/pages/groups";
 import { learning } from "view/pages/learning";
 import { now } from "view/pages/now";
@@ -40,6 +41,7 @@ import { badge, empty, h, hideTip, nodes } from "view/parts/dom";
 /** @type {Page[]} */
 const PAGES = [
   { name: "now", title: "Now", build: now },
+  ...(exported ? [] : [{ name: "flight", title: "In flight", build: flight }]),
   { name: "time", title: "Where time goes", build: time },
   { name: "groups", title: "Groups", build: groups },
   { name: "trajectory", title: "Trajectory", build: trajectory },

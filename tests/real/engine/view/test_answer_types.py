@@ -26,6 +26,7 @@ ASKED = {
     "tool-calls": STEPS,
     "tokens": STEP,
     "about": RUN,
+    "in-flight": RUN,
 }
 
 
