@@ -32,6 +32,7 @@ from engine.recording.rollouts import Rollout, as_json, load_tokenizer, rollouts
 from engine.rollout.tool_call_parser import CLOSE
 from engine.telemetry.failures import plain
 from engine.telemetry.in_flight import Snapshot
+from engine.types import ToolUse
 from sandbox.printable import printable
 
 SHOWN = 20  # trajectories, unless another number is asked for
@@ -88,12 +89,26 @@ def _untrained(rollout: Rollout) -> str:
 
 
 def _text(rollout: Rollout) -> Iterator[str]:
-    """Yields what the model wrote, with each response below the call that it answers."""
-    responses = [
-        f"[dim]{shown(use.name)} ({shown(use.outcome)}):[/] {shown(use.response)}"
-        for use in rollout.trajectory.tool_uses
-    ]
-    written, *rest = rollout.trajectory.text.strip().split(CLOSE)
+    """Yields what the model wrote. An agent's further conversations come after the main one, each by its calls."""
+    trajectory = rollout.trajectory
+    yield from _conversation(trajectory.text, [use for turn in trajectory.turns for use in turn.tool_uses])
+    for number, segment in enumerate(trajectory.segments, 2):
+        uses = [use for turn in segment.turns for use in turn.tool_uses]
+        sampled = int(segment.sampled_T.sum())
+        yield f"[bold]conversation {number}[/]  [dim]turns: {len(segment.turns)}, sampled tokens: {sampled:,}[/]"
+        for use in uses:
+            yield f"{shown(use.name)} {shown(use.arguments)}"
+            yield _response(use)
+
+
+def _response(use: ToolUse) -> str:
+    return f"[dim]{shown(use.name)} ({shown(use.outcome)}):[/] {shown(use.response)}"
+
+
+def _conversation(text: str, uses: Sequence[ToolUse]) -> Iterator[str]:
+    """Yields a text with each response below the call that it answers."""
+    responses = [_response(use) for use in uses]
+    written, *rest = text.strip().split(CLOSE)
     for part, response in zip(rest, responses, strict=False):
         yield shown((written + CLOSE).strip())
         yield response

@@ -95,7 +95,8 @@
  */
 
 /**
- * written: whether the run wrote any of it. counts: all rollouts under way, by state. elsewhere: whether other machines have rollouts too.
+ * written: whether the run wrote any of it. counts: of all rollouts under way, by
+ * state. elsewhere: whether other machines have rollouts too.
  * @typedef {{
  *   state: Run["state"],
  *   written: boolean,
