@@ -31,7 +31,7 @@ def _answers(questions: Questions) -> Iterator[tuple[str, Any]]:
     runs = questions.answer("runs", {})["runs"]
     kept = []
     for number, run in enumerate(runs):
-        for name in ("metrics", "now", "about"):
+        for name in ("metrics", "meanings", "now", "about"):
             yield from _asked(questions, name, run=number)
         groups = run["recorded"][-STEPS:]
         timelines = run["timeline"][-STEPS:]

@@ -16,6 +16,7 @@ from engine.diagnosis.pace import pace_of
 from engine.run.identity import Identity
 from engine.view.answers.about import about
 from engine.view.answers.in_flight import in_flight_of
+from engine.view.answers.meanings import meanings_of
 from engine.view.answers.placement import placement_of
 from engine.view.answers.timeline import timeline_of
 from engine.view.answers.token_figures import token_figures_of
@@ -45,6 +46,7 @@ class Questions:
             "tool-calls": lambda query: tool_calls_of(self.run(query), _number(query, "first"), _number(query, "last")),
             "tokens": lambda query: token_figures_of(self.run(query), _number(query, "step")),
             "about": lambda query: about(self.run(query)),
+            "meanings": lambda query: meanings_of(self.run(query)),
             "in-flight": lambda query: in_flight_of(self.run(query)),
         }
 

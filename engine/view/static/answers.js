@@ -15,6 +15,7 @@
  *   "tokens": TokenFigures,
  *   "about": About,
  *   "in-flight": InFlight,
+ *   "meanings": Meanings,
  * }} Answers
  */
 
@@ -27,6 +28,11 @@
  */
 
 /** @typedef {{ follow: boolean, runs: Run[] }} Runs */
+
+/**
+ * The unit and meaning of each metric of a run; null for those of the recipe's own.
+ * @typedef {Record<string, string | null>} Meanings
+ */
 
 /**
  * @typedef {{

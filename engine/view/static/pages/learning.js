@@ -1,10 +1,11 @@
 // The page Learning: curves of one run, or of several runs in the same charts.
 
 import { ask, column, curve, metrics, Problem } from "view/api";
-import { chart } from "view/parts/charts";
+import { chart, dashes, stroke } from "view/parts/charts";
 import { runColor } from "view/parts/colors";
 import { card, choice, empty, h, namedCard, note, table, toolbar } from "view/parts/dom";
 import { fixed, mean, percent, signed, sum, whole } from "view/parts/format";
+import { metricSearch } from "view/parts/search";
 
 /** @import { Metrics, Run } from "view/answers" */
 /** @import { Context } from "view/main" */
@@ -100,7 +101,10 @@ const CHARTS = [
   },
   { title: "Time of a step", unit: "seconds", metrics: ["time/step_s"], from0: true },
 ];
-const DASHES = [undefined, [5, 4]];
+const OWN = "a metric of the recipe's own";
+
+/** The metrics that an address names. @param {string | undefined} text */
+const namesIn = (text) => (text ? text.split(",").map(decodeURIComponent) : []);
 
 /** @param {Context} context */
 export async function learning({ run, runs, query, set }) {
@@ -114,7 +118,11 @@ export async function learning({ run, runs, query, set }) {
   const families = familiesOf(runs);
   const meansOnly = query.seeds === "mean" && families.length > 0;
   const names = [...new Set(rows.flatMap(({ values }) => Object.keys(values)))].sort();
-  const metric = names.includes(query.metric) ? query.metric : null;
+  const meanings = Object.assign(
+    {},
+    ...(await Promise.all(runs.map((_, number) => ask("meanings", { run: number })))),
+  );
+  const chosen = namesIn(query.charts).filter((name) => names.includes(name));
 
   /** @param {Curves} curves */
   const draw = (curves) =>
@@ -127,6 +135,7 @@ export async function learning({ run, runs, query, set }) {
           : runCurves(curves, rows, runs, axis),
         horizontal: axis === "seconds" ? "seconds of training" : "step",
         cursor: "learning",
+        about: curves.metrics.map((name) => `${name}: ${meanings[name] ?? ""}`).join("\n"),
       }),
     );
   const known = CHARTS.filter(
@@ -158,27 +167,25 @@ export async function learning({ run, runs, query, set }) {
               ),
             ]
           : null,
-        h("label", { for: "metric" }, "any metric"),
-        h("input", {
-          id: "metric",
-          list: "metrics",
-          value: metric ?? "",
-          placeholder: "such as learner/ratio_max",
-          onchange: (event) => set({ ...query, metric: event.target.value }),
-        }),
-        h(
-          "datalist",
-          { id: "metrics" },
-          names.map((name) => h("option", { value: name })),
-        ),
       ),
+      metricSearch({
+        meanings,
+        chosen,
+        initial: query.search ?? "",
+        onchoose: (metrics, search) =>
+          set({ ...query, search, charts: metrics.map(encodeURIComponent).join(",") }),
+        ontype: (search) => {
+          query.search = search; // a redrawn page has it too
+          history.replaceState(null, "", `#/learning?${new URLSearchParams({ ...query })}`);
+        },
+      }),
     ),
     runs.length > 1 ? comparison(rows, runs, run) : null,
     await byPosition(runs),
     h(
       "div",
       { class: "grid", id: "curves" },
-      metric ? draw({ title: metric, unit: "", metrics: [metric] }) : null,
+      chosen.map((name) => draw({ title: name, unit: meanings[name] ?? OWN, metrics: [name] })),
       known.map(draw),
     ),
   ];
@@ -218,7 +225,7 @@ function runCurves({ metrics, interval, points }, rows, runs, axis) {
         x,
         y,
         paint: runColor(number),
-        dash: DASHES[index],
+        dash: dashes(number, index > 0),
         points,
         ...ends,
       };
@@ -242,7 +249,7 @@ function meanCurves({ metrics }, rows, runs, families, axis) {
         label: metrics.length > 1 ? `${label} ${shortName(name)}` : label,
         ...meanOverSeeds(family.map((number) => column(rows[number], name, horizontalOf(axis)))),
         paint: runColor(family[0]),
-        dash: DASHES[index],
+        dash: dashes(family[0], index > 0),
       };
     }),
   );
@@ -274,6 +281,7 @@ async function byPosition(runs) {
       x: positions.position,
       y: positions[name],
       paint: runColor(run),
+      dash: dashes(run),
       points: true,
     }));
   const options = {
@@ -379,7 +387,13 @@ function comparison(rows, runs, chosen) {
     "Newest evaluation of each run",
     table(
       [
-        { name: "run", cell: ({ run }) => runs[run].name, key: ({ run }) => runColor(run) },
+        {
+          name: "run",
+          cell: ({ run }) => [
+            stroke({ paint: runColor(run), dash: dashes(run) }),
+            ` ${runs[run].name}`,
+          ],
+        },
         {
           name: "step",
           number: true,

@@ -27,6 +27,7 @@ ASKED = {
     "tokens": STEP,
     "about": RUN,
     "in-flight": RUN,
+    "meanings": RUN,
 }
 
 

@@ -106,6 +106,41 @@ async def test_every_page_of_a_run_without_steps_says_what_is_missing(tmp_path):
             assert page.complaints == []
 
 
+async def test_metrics_are_found_by_name_and_meaning_and_what_is_typed_stays(tmp_path):
+    with run_under_way(tmp_path / "run", steps=2) as folder:
+        async with viewed(tmp_path / "run", follow=True) as address, chromium(tmp_path) as web:
+            page = await web.open(f"{address}#/learning?run=0")
+            await page.until("document.querySelector('#search')")
+            found = "[...document.querySelectorAll('#found code')].map((one) => one.textContent)"
+            for text, names in (
+                ("^time/le", ["time/learn_s"]),
+                ("seconds wait tool", ["idle/tool_wait_s"]),
+                ("no such metric", []),
+                ("learner ent[", []),
+                ("kv_peak", ["kv_peak/replica0"]),
+            ):
+                await page.evaluate(
+                    "(document.querySelector('#search').focus(), document.querySelector('#search').select())"
+                )
+                await page.command("Input.insertText", text=text)
+                assert set(names) <= set(await page.evaluate(found)), text
+                assert names or await page.evaluate(found) == [], text
+            drawn = await page.evaluate("document.querySelector('main').dataset.drawn")
+            await asyncio.to_thread(folder.step, 3, metrics(3) | {"mine/own": 1.0})
+            await page.until(f"document.querySelector('main').dataset.drawn !== '{drawn}'")
+            await page.until("document.activeElement.id === 'search'")
+            assert await page.evaluate("document.querySelector('#search').value") == "kv_peak"
+            await page.evaluate("document.querySelector('#found .match').click()")
+            title = "document.querySelector('#curves .plot-title')?.textContent ?? ''"
+            await page.until(f"({title}).startsWith('kv_peak/replica0')")
+            assert "largest share of a replica" in await page.evaluate(title)
+            assert "charts=kv_peak" in await page.evaluate("location.hash")
+            await page.evaluate("location.reload()")
+            await page.until(f"({title}).startsWith('kv_peak/replica0')")
+            assert await page.evaluate("document.querySelector('#search').value") == "kv_peak"
+            assert page.complaints == []
+
+
 async def test_several_runs_are_overlaid_and_compared(tmp_path):
     write_viewed_run(tmp_path / "one")
     write_viewed_run(tmp_path / "two", recorded=0, seed=1)
