@@ -50,7 +50,7 @@ def meaning_of(name: str) -> Meaning | None:
     >>> meaning_of("idle/tool_wait_s").family, meaning_of("reward/gsm8k").part, meaning_of("mine")
     ('idle/*_s', 'gsm8k', None)
     """
-    texts = {entry.name: entry.text for entry in documented()}
+    texts = {entry.name: entry.text.replace(" (see below)", "") for entry in documented()}
     if name in texts and "*" not in name:
         return Meaning(name, None, texts[name])
     for family in sorted(texts, key=lambda each: (each in _OPEN, -len(each))):
