@@ -49,7 +49,7 @@ def _answers(questions: Questions) -> Iterator[tuple[str, Any]]:
                 "state": "finished" if run["state"] == "finished" else "stopped",
             }
         )
-    yield "runs", {"follow": False, "runs": kept}
+    yield "runs", {"follow": False, "listed": False, "runs": kept}
 
 
 def _step(questions: Questions, run: int, step: int) -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,8 @@
  *   "tokens": TokenFigures,
  *   "about": About,
  *   "in-flight": InFlight,
+ *   "run-list": RunList,
+ *   "open": { number: number },
  *   "meanings": Meanings,
  * }} Answers
  */
@@ -27,7 +29,27 @@
  * }} Actions
  */
 
-/** @typedef {{ follow: boolean, runs: Run[] }} Runs */
+/**
+ * listed: whether the page was opened for folders with runs in them.
+ * @typedef {{ follow: boolean, listed: boolean, runs: Run[] }} Runs
+ */
+
+/**
+ * A run that was found. number: its number among those that are open.
+ * @typedef {{
+ *   path: string,
+ *   name: string,
+ *   state: Run["state"],
+ *   age_s: number,
+ *   step: number,
+ *   steps: number | null,
+ *   accuracy: number | null,
+ *   recipe: string,
+ *   number: number | null,
+ * }} FoundRun
+ */
+
+/** @typedef {{ below: string[], runs: FoundRun[] }} RunList */
 
 /**
  * The unit and meaning of each metric of a run; null for those of the recipe's own.

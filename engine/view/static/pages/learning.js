@@ -107,8 +107,10 @@ const OWN = "a metric of the recipe's own";
 const namesIn = (text) => (text ? text.split(",").map(decodeURIComponent) : []);
 
 /** @param {Context} context */
-export async function learning({ run, runs, query, set }) {
-  const rows = await Promise.all(runs.map((_, number) => metrics(number)));
+export async function learning({ run: shown, runs: open, chosen: numbers, query, set }) {
+  const runs = numbers.map((number) => open[number]);
+  const run = numbers.indexOf(shown);
+  const rows = await Promise.all(numbers.map(metrics));
   if (rows.every(({ step }) => !step.length))
     return empty(
       "No rows yet",
@@ -120,7 +122,7 @@ export async function learning({ run, runs, query, set }) {
   const names = [...new Set(rows.flatMap(({ values }) => Object.keys(values)))].sort();
   const meanings = Object.assign(
     {},
-    ...(await Promise.all(runs.map((_, number) => ask("meanings", { run: number })))),
+    ...(await Promise.all(numbers.map((number) => ask("meanings", { run: number })))),
   );
   const chosen = namesIn(query.charts).filter((name) => names.includes(name));
 
@@ -181,7 +183,7 @@ export async function learning({ run, runs, query, set }) {
       }),
     ),
     runs.length > 1 ? comparison(rows, runs, run) : null,
-    await byPosition(runs),
+    await byPosition(runs, numbers),
     h(
       "div",
       { class: "grid", id: "curves" },
@@ -258,14 +260,15 @@ function meanCurves({ metrics }, rows, runs, families, axis) {
 /**
  * Shows at which positions learner and sampler differ, in the newest recorded step of each run.
  * @param {Run[]} runs
+ * @param {number[]} numbers of the runs among those that are open
  */
-async function byPosition(runs) {
+async function byPosition(runs, numbers) {
   const answers = await Promise.all(
     runs.map(async ({ recorded }, run) => {
       const step = recorded.at(-1);
       if (step === undefined) return [];
       try {
-        return [{ run, ...(await ask("tokens", { run, step })) }];
+        return [{ run, ...(await ask("tokens", { run: numbers[run], step })) }];
       } catch (error) {
         if (error instanceof Problem) return [];
         throw error;

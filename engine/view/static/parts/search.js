@@ -82,7 +82,10 @@ export function metricSearch({ meanings, chosen, initial, onchoose, ontype }) {
   return [input, found];
 }
 
-/** Gives an input that replaces the focused one of its id the focus. @param {HTMLInputElement} input */
+/**
+ * Gives an input that replaces the focused one of its id the focus.
+ * @param {HTMLInputElement} input
+ */
 function keepFocus(input) {
   const before = document.activeElement;
   if (!(before instanceof HTMLInputElement) || before.id !== input.id) return;
