@@ -391,31 +391,35 @@ function comparison(rows, runs, chosen) {
   return namedCard(
     "comparison",
     "Newest evaluation of each run",
-    table(
-      [
-        {
-          name: "run",
-          cell: ({ run }) => [
-            stroke({ paint: runColor(run), dash: dashes(run) }),
-            ` ${runs[run].name}`,
-          ],
-        },
-        {
-          name: "step",
-          number: true,
-          cell: ({ accuracy, step }) => whole(accuracy === null ? null : step),
-        },
-        { name: "accuracy", number: true, cell: ({ accuracy }) => percent(accuracy, 1) },
-        {
-          name: "95 % interval",
-          number: true,
-          cell: ({ low, high }) =>
-            low === null ? "–" : `${percent(low, 1)} to ${percent(high, 1)}`,
-        },
-        { name: "n", number: true, cell: ({ n }) => whole(n) },
-        { name: `difference to ${runs[chosen].name}`, number: true, cell: difference },
-      ],
-      newest,
+    h(
+      "div",
+      { class: "wide" },
+      table(
+        [
+          {
+            name: "run",
+            cell: ({ run }) => [
+              stroke({ paint: runColor(run), dash: dashes(run) }),
+              ` ${runs[run].name}`,
+            ],
+          },
+          {
+            name: "step",
+            number: true,
+            cell: ({ accuracy, step }) => whole(accuracy === null ? null : step),
+          },
+          { name: "accuracy", number: true, cell: ({ accuracy }) => percent(accuracy, 1) },
+          {
+            name: "95 % interval",
+            number: true,
+            cell: ({ low, high }) =>
+              low === null ? "–" : `${percent(low, 1)} to ${percent(high, 1)}`,
+          },
+          { name: "n", number: true, cell: ({ n }) => whole(n) },
+          { name: `difference to ${runs[chosen].name}`, number: true, cell: difference },
+        ],
+        newest,
+      ),
     ),
     note(
       "The 95 % interval of a difference treats the evaluations as independent. " +

@@ -19,7 +19,7 @@ let typed = "";
 /** @param {Context} context */
 export async function runs(context) {
   const card = namedCard("run-list", "Runs");
-  const list = h("div", { class: "scroll-x" });
+  const list = h("div", { class: "wide" });
   /** @type {RunList | null} */
   let answer = null;
   const filter = h("input", {

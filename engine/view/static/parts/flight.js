@@ -114,7 +114,7 @@ function content(answer, run, recorded) {
 
 /** @param {HTMLElement} list */
 const scrolled = (list) =>
-  h("div", { class: "scroll flight-list", tabindex: "0", role: "region" }, list);
+  h("div", { class: "scroll wide flight-list", tabindex: "0", role: "region" }, list);
 
 /** @param {string} state */
 const paint = (state) => color(STATES[state][1]) || color("other");
