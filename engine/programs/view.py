@@ -16,7 +16,6 @@ import getpass
 import os
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,15 +63,19 @@ async def view(questions: Questions, port: int) -> None:
         await asyncio.Event().wait()
 
 
-def opened(paths: Sequence[Path], *, follow: bool, wait: bool) -> Questions:
-    """Returns the questions about these runs, and about those below the folders among them.
+async def _show(options: Options) -> None:
+    await view(await opened(options.run, follow=options.follow), options.port)
 
-    wait: whether to wait until there is a run. Raises NotARun.
+
+async def opened(paths: Sequence[Path], *, follow: bool) -> Questions:
+    """Returns the questions about these runs, and about those below the folders among them. Waits until there is a run.
+
+    Raises NotARun.
     """
-    folders = [path for path in paths if wait and _may_hold_runs(path)]
+    folders = [path for path in paths if _may_hold_runs(path)]
     runs = [RunFiles(path) for path in paths if path not in folders]
     if not runs:
-        runs = [RunFiles(_newest(folders))]
+        runs = [RunFiles(await _newest(folders))]
     return Questions(runs, follow=follow, below=folders)
 
 
@@ -81,14 +84,14 @@ def _may_hold_runs(path: Path) -> bool:
     return not path.exists() or (path.is_dir() and not is_run(path) and not (path / "config.json").exists())
 
 
-def _newest(folders: Sequence[Path]) -> Path:
+async def _newest(folders: Sequence[Path]) -> Path:
     """Returns the newest run in these folders, once there is one."""
     says = True
     while not (found := runs_below(folders)):
         if says:
             says, names = False, ", ".join(map(str, folders))
             print(printable(f"no run in {names} yet: waiting for one. Ctrl-C ends it."), flush=True)
-        time.sleep(LOOK_S)
+        await asyncio.sleep(LOOK_S)
     return found[0]
 
 
@@ -104,12 +107,11 @@ def main(argv: Sequence[str]) -> int:
     print_logs()
     options = parse(Options, argv, program="rocstar view", description=__doc__)
     try:
-        questions = opened(options.run, follow=options.follow, wait=options.export is None)
         if options.export is not None:
-            size = export(questions, options.export)
+            size = export(Questions([RunFiles(path) for path in options.run]), options.export)
             print(f"{options.export}: {size / 1e6:.1f} MB, opens in any browser without a server")
         else:
-            asyncio.run(view(questions, options.port))
+            asyncio.run(_show(options))
     except KeyboardInterrupt:
         return 130
     except EXPECTED as error:

@@ -165,7 +165,7 @@ async def test_several_runs_are_overlaid_and_compared(tmp_path):
 async def test_runs_are_found_opened_and_overlaid_from_a_list(tmp_path):
     for name in ("a", "b"):
         write_viewed_run(tmp_path / name, recorded=0)
-    questions = opened_questions([tmp_path], follow=False, wait=True)
+    questions = await opened_questions([tmp_path], follow=False)
     async with serve(questions, 0, ROCSTAR) as url, chromium(tmp_path / "profile") as web:
         page = await web.open(f"{url}/")
         await page.until("document.querySelectorAll('#found-runs tbody tr').length === 2")

@@ -78,19 +78,21 @@ def test_only_a_run_of_the_list_is_opened(tmp_path: Path) -> None:
     assert numbers == {"a": 0, "later": 1}
 
 
-def test_a_folder_without_runs_is_waited_for_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_folder_without_runs_is_waited_for_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     later = threading.Timer(0.3, write_viewed_run, [tmp_path / "runs" / "first"], {"recorded": 0})
     later.start()
-    asked = opened([tmp_path / "runs"], follow=False, wait=True)
+    asked = await opened([tmp_path / "runs"], follow=False)
     later.join()
     assert [run.name for run in asked.runs] == ["first"]
     assert capsys.readouterr().out.count("waiting for one") == 1
     assert asked.answer("runs", {})["listed"]
 
 
-def test_a_run_that_is_named_stands_beside_one_that_is_not_there_yet(tmp_path: Path) -> None:
+async def test_a_run_that_is_named_stands_beside_one_that_is_not_there_yet(tmp_path: Path) -> None:
     write_viewed_run(tmp_path / "a", recorded=0)
-    asked = opened([tmp_path / "a", tmp_path / "b"], follow=False, wait=True)
+    asked = await opened([tmp_path / "a", tmp_path / "b"], follow=False)
     assert [run.name for run in asked.runs] == ["a"]
     write_viewed_run(tmp_path / "b", recorded=0)
     assert {row["name"] for row in asked.answer("run-list", {})["runs"]} == {"a", "b"}
