@@ -31,11 +31,13 @@ class Run:
     """The run that `train` is called with, beside the configuration.
 
     opens: opens the parts in `engine.assembly.training.training`, for a run as one machine of several, or for a replay;
-    None: the run is this machine's alone.
+    None: the run is this machine's alone. metrics_port: where its metrics are served to Prometheus, 0 for any free
+    port, None for nowhere.
     """
 
     folder: RunFolder
     opens: Callable[..., AbstractAsyncContextManager[Any]] | None = None
+    metrics_port: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,7 @@ from engine.assembly.config import TrainingConfig
 from engine.assembly.evaluations import EvaluationSchedule, ScheduledEvaluation
 from engine.assembly.expected import BudgetTooSmall
 from engine.assembly.learner import agree_on_first_weights, canary_of, process_of
+from engine.assembly.openmetrics import RunSources, scraped
 from engine.assembly.parts import Parts, started
 from engine.assembly.startup import Startup, seconds_since_start
 from engine.atomic_files import write_whole
@@ -66,6 +67,7 @@ from engine.pipeline.worker_clock import Period
 from engine.ports import GroupReward, Reward, StatefulTool, Tool
 from engine.recipe import Run
 from engine.recording.groups import Explain
+from engine.recording.in_flight import keep_written
 from engine.recording.recording import Recording
 from engine.replica.config import prepare_environment
 from engine.replica.port import KvSample
@@ -378,12 +380,14 @@ class Training:
                     watching = tasks.create_task(self._watch(), name="watch")
                     following = tasks.create_task(pipeline.watch(), name="vanished")
                     metering = tasks.create_task(self.host.run(), name="host")
+                    listing = tasks.create_task(self._list_rollouts(), name="in-flight")
                     asking = tasks.create_task(self.gpus.run(), name="gpus")
                     await self._run(pipeline)
                     ticking.cancel()
                     watching.cancel()
                     following.cancel()
                     metering.cancel()
+                    listing.cancel()
                     asking.cancel()
             except BaseExceptionGroup as failures:  # callers expect the error of a part itself
                 raise first_error(failures) from failures
@@ -450,8 +454,25 @@ class Training:
     def tokens_sampled(self) -> int:
         return sum(rollouts.tokens_sampled for rollouts in self._rollouts) + self.role.tokens()
 
+    def sources(self) -> RunSources:
+        """Returns where `engine.assembly.openmetrics` reads the metrics of the run."""
+        return RunSources(
+            run=self.run_folder,
+            steps=self.config.steps,
+            begun=self.timeline.now(),
+            timeline=self.timeline,
+            fleet=self.fleet,
+            recorder=self.recorder,
+            stats=lambda: self.stats(),
+            tokens=self.tokens_sampled,
+        )
+
     async def _watch(self) -> None:
         await watch(self.tokens_sampled, self.stats, silence_s=1.5 * self.config.step_deadline_s)
+
+    async def _list_rollouts(self) -> None:
+        groups = self.config.prompts_per_step
+        await keep_written(self.run_folder.path, self.timeline.in_flight, groups_per_step=groups, note=self.note)
 
     def _check_budget(self, prompts: Sequence[Prompt], rollouts: Rollouts | AgentRollouts) -> None:
         budget = rollouts.config.max_tokens
@@ -504,7 +525,12 @@ async def training(
     wiring.require(run, isinstance(run, Run), "training must be given the run", "training(..., run)")
     opens = run.opens or opened
     async with opens(config, run.folder, make_balancer=make_balancer, sinks=sinks, console=console or Console()) as job:
-        yield job
+        if run.metrics_port is None:
+            yield job
+            return
+        async with scraped(job.sources(), run.metrics_port) as url:
+            say(job.console, f"metrics for Prometheus at {url}")
+            yield job
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from engine.run.checkpoints import Unresumable
 from engine.run.resume import RunState
 from engine.run.run_folder import RunFolder
 from engine.telemetry.failures import failures, summed_up
+from engine.telemetry.metrics import is_step
 from engine.telemetry.sinks import MetricSink, Sinks
 from engine.telemetry.timeline import Timeline
 from engine.types import Trajectory
@@ -41,6 +42,7 @@ class RunRecorder:
         sinks: Sequence[MetricSink] = (),
     ) -> None:
         self.progress = Progress()
+        self.last_step_at: float | None = None  # when this process recorded a step last, by the timeline's clock
         self._display: Display | None = None
         self._title = title
         self.sinks = Sinks(sinks, run.note)
@@ -87,6 +89,8 @@ class RunRecorder:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records a row: of a step, of an evaluation of its weights, or of both."""
         self.progress.step(step, metrics)
+        if is_step(metrics):
+            self.last_step_at = self._timeline.now()
         self._run.step(step, metrics)
         self.sinks.step(step, metrics)
         if self._display is not None:

@@ -140,6 +140,13 @@ class Fleet:
         return capacity_blocks * self.config.block_size, sum(free_blocks.values()) * self.config.block_size
 
     @property
+    def kv_used(self) -> dict[int, float]:
+        """The share of its KV blocks that each live replica used at its last step; only of those that made one."""
+        live = self._supervisor.live
+        samples = {index: sample for index, sample in self.last.items() if index in live}
+        return {index: 1 - sample.free_blocks / live[index].usable_blocks for index, sample in samples.items()}
+
+    @property
     def deaths(self) -> int:
         return self._supervisor.deaths
 

@@ -158,7 +158,10 @@ class AgentRollouts:
             while True:
                 key = f"{SESSION_PREFIX}{secrets.token_hex(8)}"
                 rules = self._rules(prompt, sample, group)
-                session = self._gateway.open(key, rules, on_tokens=count, waiting=deadline.paused)
+                tally.watched.moves("agent")
+                session = self._gateway.open(
+                    key, rules, on_tokens=count, waiting=deadline.paused, watched=tally.watched
+                )
                 try:
                     trajectory = await self._attempt(session, prompt, deadline)
                 except Superseded:

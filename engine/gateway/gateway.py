@@ -18,6 +18,7 @@ from engine.gateway.lineage import Chats, Lineages
 from engine.gateway.requests import BadRequest, ChatRequest
 from engine.gateway.session import Counts, Session, SessionRules
 from engine.rollout.chat_template import ChatTemplate, TemplateError
+from engine.telemetry.in_flight import Watched
 from engine.telemetry.timeline import Timeline
 from sandbox.require import positive, require_fields
 
@@ -86,13 +87,15 @@ class Gateway:
         *,
         on_tokens: Callable[[int], None] = lambda tokens: None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        watched: Watched | None = None,
     ) -> Session:
         """Opens a session that lasts until `close`.
 
         on_tokens: is called with the number of sampled tokens as they come. waiting: is entered while a request waits
-        for a place on a replica. Raises ValueError for a key in use, and TooManySessions.
+        for a place on a replica. watched: is told what the session does. Raises ValueError for a key in use, and
+        TooManySessions.
         """
-        session = self._open(key, rules, on_tokens, waiting)
+        session = self._open(key, rules, on_tokens, waiting, watched)
         self._owned.add(key)
         return session
 

@@ -39,6 +39,7 @@ from engine.gateway.requests import (
 from engine.replica.port import Delta, GrammarRefused, ReplicaDied, Sampling
 from engine.rollout.chat_template import TemplateError
 from engine.rollout.rollout import derive_seed
+from engine.telemetry.in_flight import Watched, unwatched
 from engine.telemetry.timeline import Timeline
 from engine.types import Prompt, RolloutError, StopReason, Trajectory
 
@@ -107,7 +108,7 @@ class Session:
     """A session, which `engine.gateway.gateway.Gateway.open` makes.
 
     on_tokens: is called with the number of sampled tokens as they come. waiting: is entered while a request waits for a
-    place on a replica.
+    place on a replica. watched: is told what the session does.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Session:
         counts: Counts,
         on_tokens: Callable[[int], None] = lambda tokens: None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        watched: Watched | None = None,
     ) -> None:
         self.key = key
         self.rules = rules
@@ -144,6 +146,7 @@ class Session:
         self._timeline = timeline
         self._on_tokens = on_tokens
         self._waiting = waiting
+        self._watched = watched or unwatched()
         self.lineages = Lineages(chats, fleet.new_key)
         self._name = rules.prompt_id or key or uuid.uuid4().hex  # makes the ids of its calls its own
         self._last: Lineage | None = None
@@ -203,13 +206,14 @@ class Session:
             self.in_flight += 1
             self._running.add(task)
             turn = _begun(queued_at)
+            self._watched.begins_turn(self.turns + 1)
             tokens = self._fleet.turn(
                 lineage.key,
                 self.rules.group,
                 opened.ids,
                 sampling,
                 lineage.prompt_tokens or None,
-                self._waiting,
+                lambda: self._watched.waits_for_place(self._waiting()),
                 turn.placed,
             )
             async with aclosing(tokens) as generated:
@@ -218,6 +222,7 @@ class Session:
                     if first:
                         turn.started_at, turn.cached_tokens = self._timeline.now(), delta.cached_tokens
                     self._on_tokens(len(delta.token_ids))
+                    self._watched.samples(len(delta.token_ids), turn.replica)
                     self.sampled_tokens += len(delta.token_ids)
                     kept, events = reader.read(delta, self._timeline.now())
                     deltas.append(kept)
@@ -244,6 +249,7 @@ class Session:
                 self._fleet.trajectory_ended(lineage.key, len(lineage.buffer), finished=True)
             else:
                 self._fleet.turn_finished(lineage.key, len(lineage.buffer))
+                self._watched.moves("agent")
             yield Finished(
                 reason=reason,
                 message=reply,

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from sandbox.require import at_least, require
+from sandbox.require import at_least, none_or, require, within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invocation:
-    """Where the run is written."""
+    """Where the run is written, and where its metrics are served."""
 
     name: Annotated[str, "folder of the run under runs/; the recipe's own name by default"] = ""
     runs: Annotated[Path, "where runs are written"] = Path("runs")
     fresh: Annotated[bool, "begin a new run, even if the last one of that name could be resumed"] = False
 
+    metrics_port: Annotated[int | None, "serve /metrics on 127.0.0.1 for Prometheus; 0: any free port"] = None
+
     def __post_init__(self) -> None:
+        require("metrics_port", self.metrics_port, none_or(within("[0, 65535]")))
         if self.name == ".." or Path(self.name).name != self.name:
             raise ValueError(f"name must be that of a folder, got {self.name!r}")
 

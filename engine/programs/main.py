@@ -34,6 +34,7 @@ from engine.recipe import Recipe, Run, name_of
 from engine.run.identity import Identity, describe
 from engine.run.run_folder import RunFolder, Unfinished, versions
 from engine.telemetry.watchdog import end_on_signals
+from sandbox.http.listener import CannotListen
 from sandbox.printable import printable
 
 # Options that may change when a run is resumed: its length, its record, its sinks, deadlines, and how far replicas and
@@ -42,7 +43,7 @@ FREE = (
     *("steps", "record.", "step_deadline_s", "start_deadline_s", "update_deadline_s"),
     *("canary_tolerance", "learner.mismatch_tolerance", "wandb"),
 )
-ONE_LINE_ERRORS = (BadInput, *EXPECTED, ListenFailed)
+ONE_LINE_ERRORS = (BadInput, *EXPECTED, CannotListen, ListenFailed)
 
 
 def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
@@ -77,6 +78,7 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
         lead,
         values=values,
         again=_command(values, type(config)),
+        metrics_port=invocation.metrics_port,
     )
 
 
@@ -88,17 +90,20 @@ def run_in(
     *,
     values: Mapping[str, Any],
     again: str,
+    metrics_port: int | None = None,
 ) -> int:
     """Runs a recipe in a folder of its own and returns the exit code, as `main` does.
 
     values: the options that config.json holds, `steps` among them. again: the command that resumes the run.
+    metrics_port: as in `Run`.
     """
     program = recipe.file.stem
     folder, log = None, None
     try:
         with open_folder() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             streams.listen(folder.note)
-            run = Run(folder=folder, opens=None if lead is None else partial(lead_training, lead))
+            opens = None if lead is None else partial(lead_training, lead)
+            run = Run(folder=folder, opens=opens, metrics_port=metrics_port)
             try:
                 runner.run(_begin(config, values, run, recipe))
             except (Exception, SystemExit) as error:

@@ -1,7 +1,8 @@
-"""Shows the trajectories of a recorded step, or writes them as JSON lines.
+"""Shows the trajectories of a recorded step, or writes them as JSON lines; or the rollouts that are under way.
 
     rocstar rollouts runs/quickstart step=8 only=wrong
     rocstar rollouts runs/quickstart step=8 jsonl=true > step-8.jsonl
+    rocstar rollouts runs/quickstart in_flight=true
 
 A line of JSON is a trajectory and what became of it, with the names of `engine.recording.rollouts.Rollout` and
 `engine.types`: its prompt, turns, tool uses, exact token ids and log-probabilities included.
@@ -10,6 +11,7 @@ A line of JSON is a trajectory and what became of it, with the names of `engine.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,14 +20,19 @@ from typing import Annotated, Literal
 
 from rich.console import Console, Group
 from rich.panel import Panel
+from rich.table import Table
 
 from engine.console.options import Positional, parse
 from engine.console.shown import shown
+from engine.errors import BadInput
 from engine.recording.files import check_files
+from engine.recording.in_flight import read
 from engine.recording.reader import RecordedRun
 from engine.recording.rollouts import Rollout, as_json, load_tokenizer, rollouts_of
 from engine.rollout.tool_call_parser import CLOSE
 from engine.telemetry.failures import plain
+from engine.telemetry.in_flight import Snapshot
+from engine.types import ToolUse
 from sandbox.printable import printable
 
 SHOWN = 20  # trajectories, unless another number is asked for
@@ -39,6 +46,11 @@ class Options:
     prompt: Annotated[str, "id of a prompt; empty: all"] = ""
     first: Annotated[int | None, f"at most so many; none: {SHOWN}, and all as JSON lines"] = None
     jsonl: Annotated[bool, "print JSON lines"] = False
+    in_flight: Annotated[bool, "show the rollouts that are under way, the newest first"] = False
+
+    def __post_init__(self) -> None:
+        if self.in_flight and (self.jsonl or self.step is not None):
+            raise ValueError("in_flight must be given without step and jsonl, got both")
 
 
 def rollouts(options: Options) -> Iterator[Rollout]:
@@ -77,12 +89,26 @@ def _untrained(rollout: Rollout) -> str:
 
 
 def _text(rollout: Rollout) -> Iterator[str]:
-    """Yields what the model wrote, with each response below the call that it answers."""
-    responses = [
-        f"[dim]{shown(use.name)} ({shown(use.outcome)}):[/] {shown(use.response)}"
-        for use in rollout.trajectory.tool_uses
-    ]
-    written, *rest = rollout.trajectory.text.strip().split(CLOSE)
+    """Yields what the model wrote. An agent's further conversations come after the main one, each by its calls."""
+    trajectory = rollout.trajectory
+    yield from _conversation(trajectory.text, [use for turn in trajectory.turns for use in turn.tool_uses])
+    for number, segment in enumerate(trajectory.segments, 2):
+        uses = [use for turn in segment.turns for use in turn.tool_uses]
+        sampled = int(segment.sampled_T.sum())
+        yield f"[bold]conversation {number}[/]  [dim]turns: {len(segment.turns)}, sampled tokens: {sampled:,}[/]"
+        for use in uses:
+            yield f"{shown(use.name)} {shown(use.arguments)}"
+            yield _response(use)
+
+
+def _response(use: ToolUse) -> str:
+    return f"[dim]{shown(use.name)} ({shown(use.outcome)}):[/] {shown(use.response)}"
+
+
+def _conversation(text: str, uses: Sequence[ToolUse]) -> Iterator[str]:
+    """Yields a text with each response below the call that it answers."""
+    responses = [_response(use) for use in uses]
+    written, *rest = text.strip().split(CLOSE)
     for part, response in zip(rest, responses, strict=False):
         yield shown((written + CLOSE).strip())
         yield response
@@ -92,8 +118,31 @@ def _text(rollout: Rollout) -> Iterator[str]:
     yield from responses[len(rest) :]
 
 
+def under_way(snapshot: Snapshot, first: int, *, now: float) -> Table:
+    """Returns a table of at most `first` rollouts. now: seconds since 1970."""
+    counts = ", ".join(f"{count:,} {state}" for state, count in snapshot.counts.items() if count)
+    total = sum(snapshot.counts.values())
+    title = f"{total:,} rollouts under way {now - snapshot.at:.0f} s ago" + (f": {counts}" if counts else "")
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("rollout", "prompt", "state", "turn", "tokens", "replica", "seconds"):
+        table.add_column(column, justify="right" if column in ("turn", "tokens", "replica", "seconds") else "left")
+    for each in snapshot.under_way[:first]:
+        step, group = divmod(each.lease, max(1, snapshot.groups_per_step))
+        place = "evaluation" if each.lease < 0 else f"step {step + 1}, group {group}"
+        table.add_row(
+            f"{place} #{each.sample}",
+            shown(each.prompt),
+            each.state,
+            str(each.turn or "-"),
+            f"{each.tokens:,}",
+            "-" if each.replica < 0 else str(each.replica),
+            f"{snapshot.at - each.began:.1f}",
+        )
+    return table
+
+
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 1 if the run has no record of the step."""
+    """Returns the exit code: 2 if the run has no record of the step, or has not written what is under way."""
     options = parse(Options, argv, program="rocstar rollouts", description=__doc__)
     try:
         if options.jsonl:
@@ -101,6 +150,12 @@ def main(argv: Sequence[str]) -> int:
                 sys.stdout.buffer.write(as_json(rollout) + b"\n")
             return 0
         console = Console()
+        if options.in_flight:
+            check_files(options.run)
+            if (snapshot := read(options.run)) is None:
+                raise BadInput(f"{options.run} has not written which rollouts are under way. Fix: a run that trains")
+            console.print(under_way(snapshot, options.first or SHOWN, now=time.time()))
+            return 0
         for rollout in islice(rollouts(options), SHOWN if options.first is None else options.first):
             console.print(panel(rollout))
     except ValueError as error:

@@ -1,7 +1,12 @@
-"""Shows what a run does and did, and what limits it, as a page: `rocstar view RUN [RUN2 ...]`.
+"""Shows what runs do and did, and what limits them, as a page.
 
-It only reads the run's folder, live or finished. It serves once it has printed its address. Ctrl-C ends it with status
-130. If it cannot serve, it ends with status 2 and one line that names the cause and what to do.
+    rocstar view runs/quickstart              one run; several are shown beside each other
+    rocstar view runs                         a list of all runs below a folder, also of those that begin later
+    rocstar view                              the same for the folder runs
+
+It only reads the runs' folders, live or finished. Where no run is there yet, it waits for one and says so. It serves
+once it has printed its address. Ctrl-C ends it with status 130. If it cannot serve, it ends with status 2 and one line
+that names the cause and what to do.
 """
 
 from __future__ import annotations
@@ -25,19 +30,21 @@ from engine.view.export import export
 from engine.view.page import NoPlots
 from engine.view.questions import Questions
 from engine.view.run_files import NotARun, RunFiles
+from engine.view.run_list import is_run, runs_below
 from engine.view.server import serve
 from sandbox.http.listener import CannotListen
 from sandbox.printable import print_logs, printable
 from sandbox.require import require, within
 
+LOOK_S = 1.0  # between two looks for a first run
 EXPECTED = (CannotListen, CannotWrite, NoPlots, NotARun, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     run: Annotated[
-        tuple[Path, ...], Positional("folder of a run, such as runs/quickstart; several are shown beside each other")
-    ]
+        tuple[Path, ...], Positional("folder of a run, such as runs/quickstart, or one with runs in it; or several")
+    ] = (Path("runs"),)
     follow: Annotated[bool, "keep reading a run that is under way"] = False
     port: Annotated[int, "port of the page; 0: any free one, which is printed"] = 8010
     export: Annotated[Path | None, "write all of it into this file, RUN.html, and serve nothing"] = None
@@ -49,12 +56,44 @@ class Options:
 async def view(questions: Questions, port: int) -> None:
     """Serves until it is cancelled."""
     async with serve(questions, port, (sys.executable, "-m", rocstar.__name__)) as url:
-        print(printable(f"{', '.join(run.name for run in questions.runs)} at {url}/"), flush=True)
+        print(printable(f"{questions.title} at {url}/"), flush=True)
         address = urlsplit(url)
         tunnel = f"{address.port}:{address.hostname}:{address.port}"
         print(f"from another machine: ssh -L {tunnel} {_user()}@{socket.gethostname()}")
         print("and open the same address there. Ctrl-C ends it.", flush=True)
         await asyncio.Event().wait()
+
+
+async def _show(options: Options) -> None:
+    await view(await opened(options.run, follow=options.follow), options.port)
+
+
+async def opened(paths: Sequence[Path], *, follow: bool) -> Questions:
+    """Returns the questions about these runs, and about those below the folders among them. Waits until there is a run.
+
+    Raises NotARun.
+    """
+    folders = [path for path in paths if _may_hold_runs(path)]
+    runs = [RunFiles(path) for path in paths if path not in folders]
+    if not runs:
+        runs = [RunFiles(await _newest(folders))]
+    return Questions(runs, follow=follow, below=folders)
+
+
+def _may_hold_runs(path: Path) -> bool:
+    """Returns whether this is not a run itself: a folder, or nothing yet."""
+    return not path.exists() or (path.is_dir() and not is_run(path) and not (path / "config.json").exists())
+
+
+async def _newest(folders: Sequence[Path]) -> Path:
+    """Returns the newest run in these folders, once there is one."""
+    says = True
+    while not (found := runs_below(folders)):
+        if says:
+            says, names = False, ", ".join(map(str, folders))
+            print(printable(f"no run in {names} yet: waiting for one. Ctrl-C ends it."), flush=True)
+        await asyncio.sleep(LOOK_S)
+    return found[0]
 
 
 def _user() -> str:
@@ -69,8 +108,8 @@ def main(argv: Sequence[str]) -> int:
     print_logs()
     options = parse(Options, argv, program="rocstar view", description=__doc__)
     try:
-        questions = Questions([RunFiles(path) for path in options.run], follow=options.follow)
         if options.export is not None:
+            questions = Questions([RunFiles(path) for path in options.run])
             with Bar() as bar:
                 task = bar.add_task("exporting, parts")
                 size = export(
@@ -78,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
                 )
             print(f"{options.export}: {size / 1e6:.1f} MB, opens in any browser without a server")
         else:
-            asyncio.run(view(questions, options.port))
+            asyncio.run(_show(options))
     except KeyboardInterrupt:
         return 130
     except EXPECTED as error:

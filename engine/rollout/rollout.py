@@ -24,7 +24,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from engine import user_parts as parts
@@ -39,6 +39,7 @@ from engine.rollout.tool_call_parser import CLOSE, MalformedCall, ToolCall
 from engine.rollout.turn import PendingToolCall, ToolLost, TurnInProgress
 from engine.run.journal import Journal, Log
 from engine.run.journal_records import Piece, join_pieces
+from engine.telemetry.in_flight import Watched, unwatched
 from engine.telemetry.timeline import Timeline
 from engine.tools.function_tool import as_tools
 from engine.tools.python_tool import schema
@@ -115,9 +116,10 @@ def derive_seed(run_seed: int, prompt_id: str, sample: int | str, turn: int) -> 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts the tokens that a rollout has sampled so far, whatever becomes of it."""
+    """Counts the tokens that a rollout has sampled so far, whatever becomes of it. watched: is told what it does."""
 
     tokens: int = 0
+    watched: Watched = field(default_factory=unwatched)
 
 
 @dataclass(slots=True)
@@ -269,7 +271,7 @@ class _Rollout:
 
     async def run(self, opened: AsyncExitStack, deadline: TrajectoryDeadline, started_at: float) -> Trajectory:
         """Returns the trajectory. Raises Superseded if it has to begin again."""
-        self.paused = deadline.paused
+        self.paused = lambda: self.tally.watched.waits_for_place(deadline.paused())
         lane = self.timeline.lanes["trajectories"].take()
         error, stop = None, None
         try:
@@ -351,11 +353,13 @@ class _Rollout:
         A turn that is cut short (deadline, failure) is recorded with the tokens and calls that it has.
         """
         start = len(self.buffer)
+        self.tally.watched.begins_turn(len(self.turns) + 1)
         turn = TurnInProgress(start=start, read=start, queued_at=self.timeline.now(), stream=self.chat.stream())
         try:
             async with asyncio.TaskGroup() as tools:
                 await self._generate(turn, tools)
                 if turn.calls:
+                    self.tally.watched.moves("tool call")
                     self.fleet.turn_finished(self.key, len(self.buffer))
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
@@ -389,6 +393,7 @@ class _Rollout:
                     turn.cached_tokens = delta.cached_tokens
                 buffer.append_sampled(delta)
                 self.owner._counts.tokens += len(delta.token_ids)
+                self.tally.watched.samples(len(delta.token_ids), turn.replica)
                 if not closing.isdisjoint(delta.token_ids):
                     # Read up to that token only: an incomplete character after it would hold its text back.
                     after = next(at for at, token in enumerate(reversed(delta.token_ids)) if token in closing)
@@ -437,6 +442,7 @@ class _Rollout:
     def _record(self, call: PendingToolCall, turn_finished_at: float) -> ToolUse:
         """Returns the record of a call. Adds its span to the timeline if it was run."""
         use = call.use(turn_finished_at)
+        self.timeline.in_flight.calls[use.name if use.executed else "", use.outcome] += 1
         if call.lane is not None:
             after_ms = round((turn_finished_at - call.dispatched_at) * 1e3, 3)
             self.timeline.span(

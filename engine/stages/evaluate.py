@@ -29,6 +29,7 @@ from engine import metric_names as metric
 from engine.errors import first_error
 from engine.fleet.fleet import Fleet
 from engine.ports import GroupReward, Reward
+from engine.rollout.rollout import Tally
 from engine.rollout.source import RolloutSource
 from engine.stages.grading import GRADE_DEADLINE_S, graded, graded_together
 from engine.telemetry import metrics as measure
@@ -110,11 +111,15 @@ class Evaluation:
 
     async def _solve(self, number: int, prompt: Prompt, sample: int) -> Trajectory:
         """Returns one sample of a problem, graded unless the samples are graded together."""
-        trajectory = await self._rollouts.run(prompt, sample, -1 - number)
-        if isinstance(self._reward, GroupReward):
-            return trajectory
-        async with self._grading:
-            return await graded(trajectory, self._reward, self._timeline, self._grade_deadline_s)
+        in_flight = self._timeline.in_flight
+        with in_flight.rollout(prompt.id, sample=sample, lease=-1) as watched:
+            trajectory = await self._rollouts.run(prompt, sample, -1 - number, tally=Tally(watched=watched))
+            if not isinstance(self._reward, GroupReward):
+                watched.moves("grading")
+                async with self._grading:
+                    trajectory = await graded(trajectory, self._reward, self._timeline, self._grade_deadline_s)
+            in_flight.ends(watched, trajectory)
+        return trajectory
 
     async def _graded_together(self, trajectories: Sequence[Trajectory], reward: GroupReward) -> list[Trajectory]:
         """Grades the samples of each problem together."""

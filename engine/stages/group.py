@@ -236,10 +236,14 @@ class GroupMaker:
         progress, number = GroupProgress(self.config), next(self._numbers)
         logs = [journal.log(lease, refills, sample) for sample in range(self.config.started)]
         tallies = [Tally(log.tokens) for log in logs]
+        in_flight = self.timeline.in_flight
         ended: dict[int, Trajectory] = {}
 
         async def run(sample: int) -> None:
-            trajectory = await self._sample(prompt, sample, number, tallies[sample], logs[sample])
+            with in_flight.rollout(prompt.id, sample=sample, lease=lease) as watched:
+                tallies[sample].watched = watched
+                trajectory = await self._sample(prompt, sample, number, tallies[sample], logs[sample])
+                in_flight.ends(watched, trajectory)
             if progress.decision is not None:
                 return  # it ended just as it was cancelled
             ended[sample] = trajectory
@@ -275,6 +279,7 @@ class GroupMaker:
             if trajectory.reward is not None or isinstance(self.reward, GroupReward):
                 return trajectory
         if not isinstance(self.reward, GroupReward):
+            tally.watched.moves("grading")
             async with self._grading:
                 trajectory = await graded(trajectory, self.reward, self.timeline, self.config.grade_deadline_s)
         log.end(trajectory, tally.tokens)

@@ -1,4 +1,5 @@
-"""Collects the events of a run with their times until somebody drains them, and holds the idle clock.
+"""Collects the events of a run with their times until somebody drains them, and holds the idle clock
+and the list of rollouts.
 
 Invariants
 - Times are those of `engine.clock`, seconds since 1970. Recording an event is an append.
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 from engine import clock as run_clock
 from engine.replica.port import KvSample
 from engine.telemetry.idle_clock import IdleClock, Interval
+from engine.telemetry.in_flight import InFlight
 
 # Perfetto shows the tracks in this order.
 TRACKS = (
@@ -115,6 +117,7 @@ class Timeline:
     def __init__(self, clock: Callable[[], float] = run_clock.now) -> None:
         self.now = clock  # the loop's clock will not do: uvloop's has whole milliseconds
         self.idle = IdleClock()
+        self.in_flight = InFlight(clock)
         self.lanes = {track: Lanes() for track in TRACKS}
         self._since = clock()
         self._clear()

@@ -46,7 +46,7 @@ def _parts(questions: Questions) -> Iterator[Callable[[], Answers]]:
     """Yields functions that each answer some of what the page asks."""
     kept = []
     for number, run in enumerate(questions.answer("runs", {})["runs"]):
-        for name in ("metrics", "now", "about"):
+        for name in ("metrics", "meanings", "now", "about"):
             yield partial(_asked, questions, name, run=number)
         groups = run["recorded"][-STEPS:]
         timelines = run["timeline"][-STEPS:]
@@ -58,7 +58,7 @@ def _parts(questions: Questions) -> Iterator[Callable[[], Answers]]:
             yield partial(_asked, questions, "tool-calls", run=number, first=groups[0], last=groups[-1])
         state = "finished" if run["state"] == "finished" else "stopped"
         kept.append(run | {"recorded": groups, "timeline": timelines, "state": state})
-    yield lambda: iter([("runs", {"follow": False, "runs": kept})])
+    yield lambda: iter([("runs", {"follow": False, "listed": False, "now": 0.0, "runs": kept})])
 
 
 def _step(questions: Questions, run: int, step: int) -> Answers:

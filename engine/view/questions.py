@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ from engine.diagnosis.limit import Diagnosis, diagnose
 from engine.diagnosis.pace import pace_of
 from engine.run.identity import Identity
 from engine.view.answers.about import about
+from engine.view.answers.in_flight import in_flight_of
+from engine.view.answers.meanings import meanings_of
 from engine.view.answers.owner import owner_of
 from engine.view.answers.placement import decisions_of, placement_of
 from engine.view.answers.timeline import Stretch, timeline_of
@@ -23,18 +26,27 @@ from engine.view.answers.token_figures import token_figures_of
 from engine.view.answers.tool_calls import tool_calls_of
 from engine.view.answers.trajectories import NotThere, groups_of, members_of, trajectory_of
 from engine.view.run_files import RunFiles
+from engine.view.run_list import RunList
 
 Query = Mapping[str, str]
 
 
 class Questions:
-    """Answers questions about runs. follow: `runs` first reads what the runs have written since the last time."""
+    """Answers questions about runs, which are numbered in the order in which they were opened.
 
-    def __init__(self, runs: Sequence[RunFiles], *, follow: bool = False) -> None:
-        self.runs, self.follow = runs, follow
+    follow: `runs` first reads what the runs have written since the last time. below: folders whose runs are listed and
+    can be opened too.
+    """
+
+    def __init__(self, runs: Sequence[RunFiles], *, follow: bool = False, below: Sequence[Path] = ()) -> None:
+        self.runs, self.follow = [*runs], follow
+        self._list = RunList([*below, *(run.path for run in runs)])
+        self._below = [*below]
         self._lock = threading.Lock()  # answers are made in threads, and RunFiles and RecordedRun cache what they read
         self._names: dict[str, Callable[[Query], Any]] = {
             "runs": self._runs,
+            "run-list": lambda query: self._found(),
+            "open": lambda query: {"number": self._open(query.get("path", ""))},
             "metrics": self._metrics,
             "now": self._now,
             "groups": lambda query: groups_of(self.run(query), _number(query, "step")),
@@ -49,7 +61,16 @@ class Questions:
             "tokens": lambda query: token_figures_of(self.run(query), _number(query, "step")),
             "owner": self._owner,
             "about": lambda query: about(self.run(query)),
+            "meanings": lambda query: meanings_of(self.run(query)),
+            "in-flight": lambda query: in_flight_of(self.run(query)),
         }
+
+    @property
+    def title(self) -> str:
+        """What the page shows, in a few words."""
+        if self._below:
+            return f"the runs in {', '.join(str(root) for root in self._below)}"
+        return ", ".join(run.name for run in self.runs)
 
     def answer(self, name: str, query: Query) -> Any:
         """Answers the question of this name. Raises NotThere for what the run does not have, and ValueError for a wrong
@@ -97,7 +118,26 @@ class Questions:
             }
             for run in self.runs
         ]
-        return {"follow": self.follow, "now": now, "runs": runs}
+        return {"follow": self.follow, "listed": len(self._below) > 0, "now": now, "runs": runs}
+
+    def _found(self) -> dict[str, Any]:
+        """Returns a row for each run that there is, with its number if it is open."""
+        numbers = {run.path.resolve(): number for number, run in enumerate(self.runs)}
+        return {
+            "below": [str(root) for root in self._below],
+            "runs": [row | {"number": numbers.get(Path(row["path"]).resolve())} for row in self._list.rows()],
+        }
+
+    def _open(self, path: str) -> int:
+        """Opens a run of the list and returns its number. Raises NotThere for any other folder."""
+        for row in self._found()["runs"]:
+            if row["path"] == path:
+                if row["number"] is None:
+                    self.runs.append(RunFiles(Path(path)))
+                    return len(self.runs) - 1
+                number: int = row["number"]
+                return number
+        raise NotThere(f"there is no run {path}")
 
     def _metrics(self, query: Query) -> dict[str, Any]:
         """Returns the rows from `after` on, as columns. A row may be of a training step, an evaluation, or both."""
@@ -126,7 +166,7 @@ class Questions:
 
 
 # Options in which runs of one family may differ: the seed, the folder, and how the command was written.
-FREE = ("seed", "steps", "name", "runs", "fresh", "argv", "directory", "options", "versions")
+FREE = ("seed", "steps", "name", "runs", "fresh", "metrics_port", "argv", "directory", "options", "versions")
 
 
 def _family(config: Mapping[str, Any]) -> str:

@@ -56,9 +56,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """The folder's name. `stage-1` has its run's name before it, since alone it would say too little."""
-        path = self.path.resolve()
-        return f"{path.parent.name}/{path.name}" if path.name.startswith("stage-") else path.name
+        return name_of_run(self.path)
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -68,18 +66,12 @@ class RunFiles:
 
     @property
     def state(self) -> str:
-        """Is "running" if a process holds the folder, else "finished" if it has a summary, else "stopped"."""
-        if _is_locked(self.path / "lock"):
-            return "running"
-        return "finished" if (self.path / "summary.json").exists() else "stopped"
+        return state_of(self.path)
 
     @property
     def age_s(self) -> float:
         """Seconds since the newest row was written, or since the run began if there is none."""
-        newest = self.path / ("metrics.jsonl" if self.rows else "config.json")
-        with suppress(OSError):
-            return max(0.0, time.time() - newest.stat().st_mtime)
-        return 0.0
+        return age_of(self.path, began=not self.rows)
 
     @property
     def ended(self) -> str | None:
@@ -132,6 +124,27 @@ class RunFiles:
             return None
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
             raise NotARun(f"{path} cannot be read: {error}. Fix: name a run whose {name} is whole") from error
+
+
+def name_of_run(path: Path) -> str:
+    """Returns the folder's name. `stage-1` has its run's name before it, since alone it would say too little."""
+    path = path.resolve()
+    return f"{path.parent.name}/{path.name}" if path.name.startswith("stage-") else path.name
+
+
+def state_of(path: Path) -> str:
+    """Returns "running" if a process holds the folder, else "finished" if it has a summary, else "stopped"."""
+    if _is_locked(path / "lock"):
+        return "running"
+    return "finished" if (path / "summary.json").exists() else "stopped"
+
+
+def age_of(path: Path, *, began: bool = False) -> float:
+    """Returns the seconds since the newest row was written. began: since the run began."""
+    newest = path / ("config.json" if began else "metrics.jsonl")
+    with suppress(OSError):
+        return max(0.0, time.time() - newest.stat().st_mtime)
+    return 0.0
 
 
 def _is_locked(path: Path) -> bool:

@@ -276,7 +276,7 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
         )
 
 
-def run_stages(config: Config, chain: Path, machines: Machines) -> int:
+def run_stages(config: Config, chain: Path, machines: Machines, metrics_port: int | None = None) -> int:
     """Runs the stages that are asked for, each from where it stopped, until one fails. Returns the exit code.
 
     chain: the folder of their runs. Raises BadInput.
@@ -289,12 +289,12 @@ def run_stages(config: Config, chain: Path, machines: Machines) -> int:
             before = filter_config(config, number, chain)
             code, data = filter_unsolved(before), before.output / "filtered.jsonl"
         one = replace(config, stage=STAGES[number - 1], steps=(config.stage_of(number).steps,), data=data)
-        if code := code or run_stage(one, chain, machines):
+        if code := code or run_stage(one, chain, machines, metrics_port):
             return code
     return 0
 
 
-def run_stage(config: Config, chain: Path, machines: Machines) -> int:
+def run_stage(config: Config, chain: Path, machines: Machines, metrics_port: int | None) -> int:
     """Runs the one stage of this configuration in a folder of its own, if it has not ended there.
 
     Returns the exit code. Raises BadInput.
@@ -319,6 +319,7 @@ def run_stage(config: Config, chain: Path, machines: Machines) -> int:
         lead_of(machines, recipe, config),
         values={**flat(config), **identity.values, "steps": steps},
         again=shlex.join([sys.executable, *sys.argv]),
+        metrics_port=metrics_port,
     )
 
 
@@ -372,7 +373,7 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(commands(here, lead_of(machines, recipe, config))))
         return 0
     try:
-        return run_stages(config, invocation.runs / invocation.name, machines)
+        return run_stages(config, invocation.runs / invocation.name, machines, invocation.metrics_port)
     except BadInput as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2

@@ -122,8 +122,9 @@ def test_two_ranks_of_the_learner(start: Start, tmp_path: Path) -> None:
 
 
 def test_an_agent_of_ones_own(start: Start, tmp_path: Path) -> None:
-    recipe = ROOT / "recipes" / "agents" / "openai_agent.py"
-    check("agent", finished(start(sys.executable, recipe, f"runs={tmp_path}", *SMALL), "run"))
+    recipe, [port] = ROOT / "recipes" / "agents" / "openai_agent.py", free_ports(1)
+    words = [recipe, f"runs={tmp_path}", *SMALL, f"metrics_port={port}"]
+    check("agent", finished(start(sys.executable, *words), "run"), {port: "metrics_port"})
 
 
 def test_supervised_fine_tuning(start: Start, tmp_path: Path) -> None:

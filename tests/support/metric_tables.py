@@ -5,25 +5,23 @@ They hold each name of engine/metric_names.py with the text below it; a comment 
 
 from __future__ import annotations
 
-import re
+from itertools import groupby
 
 from engine.metric_names import BY_SOURCE
+from engine.telemetry.meanings import documented
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "recipes" / "runs.md"
 NAMES = ROOT / "engine" / "metric_names.py"
 BEGIN, END = "<!-- made from engine/metric_names.py by `make format` -->\n", "<!-- until here -->\n"
-_ENTRY = re.compile(r'^# (?P<title>.+)$|^[A-Z0-9_]+ = "(?P<name>.+)"\n"""(?P<meaning>[^"]+)"""$', re.MULTILINE)
 
 
 def tables() -> str:
     """Returns the tables."""
     lines: list[str] = []
-    for entry in _ENTRY.finditer(NAMES.read_text()):
-        if entry["title"]:
-            lines += ["", f"| {entry['title'].lower()} | meaning |", "|---|---|"]
-        else:
-            lines.append(f"| {_cell(entry['name'])} | {' '.join(entry['meaning'].split())} |")
+    for section, entries in groupby(documented(), key=lambda entry: entry.section):
+        lines += ["", f"| {section.lower()} | meaning |", "|---|---|"]
+        lines += [f"| {_cell(entry.name)} | {entry.text} |" for entry in entries]
     return "\n".join(lines) + "\n\n"
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from engine.recording.in_flight import NAME
 from engine.run.identity import Identity
 from engine.run.run_folder import RunFolder
+from engine.telemetry.in_flight import STATES, InFlight
 from tests.support.recorded_run import TOKENIZER, write_recorded_run
 
 CONFIG: dict[str, Any] = {
@@ -79,11 +85,27 @@ def run_under_way(path: Path, *, steps: int = 3, **config: Any) -> Iterator[RunF
         yield folder
 
 
+def write_in_flight(path: Path, *, rollouts: int = 6) -> None:
+    """Which rollouts were under way when the run ended, and one that had ended before."""
+    in_flight = InFlight(time.time)
+    states = itertools.cycle(STATES)
+    opened = [in_flight.rollout(f"p{number}", sample=number % 4, lease=number // 4) for number in range(rollouts)]
+    for each, state in zip(opened, states, strict=False):
+        watched = each.__enter__()
+        watched.begins_turn(1)
+        watched.samples(16, replica=0)
+        watched.moves(state)
+    with in_flight.rollout("p9", sample=0, lease=-1):
+        pass
+    path.joinpath(NAME).write_bytes(msgspec.json.encode(in_flight.snapshot(groups_per_step=4)))
+
+
 def write_viewed_run(
     path: Path, *, steps: int = 3, recorded: int = 3, groups: int = 4, samples: int = 4, **config: Any
 ) -> None:
     """A run that has ended. recorded: steps in its recording, 0 for none."""
     with run_under_way(path, steps=steps, **config) as folder:
         folder.json("summary.json", {"steps": steps, "ended": "all steps are trained", "tool_calls": 96})
+    write_in_flight(path)
     if recorded:
         write_recorded_run(path, steps=recorded, groups=groups, samples=samples)

@@ -2,9 +2,9 @@
 
 `logprobs` and `entropy` are those of the forward pass that the update is made of. `logprob_gradient` is minus the
 derivative of the loss by the token's log-probability, times the minibatch's tokens: for PPO the advantage times the
-ratio, and 0 where that was clipped. `minibatch` is the number of the minibatch in its step, from 0: in 0 the forward pass
-ran under the weights before the step, in a later one after the updates of those before it. All are NaN where there was
-no loss.
+ratio, and 0 where that was clipped. `minibatch` is the number of the minibatch in its step, from 0: in 0 the forward
+pass ran under the weights before the step, in a later one after the updates of those before it. All are NaN where there
+was no loss.
 
 Shape legend: B sequences of a batch, N tokens of the rows asked for, M positions with loss of a microbatch.
 """

@@ -17,6 +17,10 @@
  *   "tokens": TokenFigures,
  *   "about": About,
  *   "owner": Owner,
+ *   "in-flight": InFlight,
+ *   "run-list": RunList,
+ *   "open": { number: number },
+ *   "meanings": Meanings,
  * }} Answers
  */
 
@@ -28,7 +32,32 @@
  * }} Actions
  */
 
-/** @typedef {{ follow: boolean, now: number, runs: Run[] }} Runs */
+/**
+ * listed: whether the page was opened for folders with runs in them.
+ * @typedef {{ follow: boolean, listed: boolean, now: number, runs: Run[] }} Runs
+ */
+
+/**
+ * A run that was found. number: its number among those that are open.
+ * @typedef {{
+ *   path: string,
+ *   name: string,
+ *   state: Run["state"],
+ *   age_s: number,
+ *   step: number,
+ *   steps: number | null,
+ *   accuracy: number | null,
+ *   recipe: string,
+ *   number: number | null,
+ * }} FoundRun
+ */
+
+/** @typedef {{ below: string[], runs: FoundRun[] }} RunList */
+
+/**
+ * The unit and meaning of each metric of a run; null for those of the recipe's own.
+ * @typedef {Record<string, string | null>} Meanings
+ */
 
 /**
  * @typedef {{
@@ -66,6 +95,52 @@
  *   measured: boolean,
  *   pace: Pace,
  * }} Now
+ */
+
+/**
+ * step, group: null in an evaluation. replica: -1 for none. began, since: moments.
+ * @typedef {{
+ *   prompt: string,
+ *   step: number | null,
+ *   group: number | null,
+ *   sample: number,
+ *   state: "starting" | "queued" | "sampling" | "tool call" | "agent" | "grading",
+ *   turn: number,
+ *   tokens: number,
+ *   replica: number,
+ *   began: number,
+ *   since: number,
+ * }} RolloutUnderWay
+ */
+
+/**
+ * @typedef {{
+ *   prompt: string,
+ *   step: number | null,
+ *   group: number | null,
+ *   sample: number,
+ *   stop: string,
+ *   turns: number,
+ *   tokens: number,
+ *   reward: number | null,
+ *   began: number,
+ *   ended: number,
+ * }} RolloutEnded
+ */
+
+/**
+ * written: whether the run wrote any of it. counts: of all rollouts under way, by
+ * state. elsewhere: whether other machines have rollouts too.
+ * @typedef {{
+ *   state: Run["state"],
+ *   written: boolean,
+ *   age_s: number,
+ *   now_at: number,
+ *   elsewhere: boolean,
+ *   counts: Record<string, number>,
+ *   under_way: RolloutUnderWay[],
+ *   ended: RolloutEnded[],
+ * }} InFlight
  */
 
 /** @typedef {{ step_s: number | null, age_s: number, stalled: boolean, sentence: string }} Pace */

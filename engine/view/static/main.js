@@ -2,11 +2,13 @@
 // goes on.
 
 import { ask, exported, forget, Problem } from "view/api";
+import { flight } from "view/pages/flight";
 import { groups } from "view/pages/groups";
 import { learning } from "view/pages/learning";
 import { now } from "view/pages/now";
 import { placement } from "view/pages/placement";
 import { run } from "view/pages/run";
+import { runs } from "view/pages/runs";
 import { sandbox } from "view/pages/sandbox";
 import { time } from "view/pages/time";
 import { trajectory } from "view/pages/trajectory";
@@ -20,11 +22,16 @@ import { keepingPlace } from "view/parts/keep";
 /** @import { Child } from "view/parts/dom" */
 
 /**
- * What a page is built from. run: the number of the chosen run among runs. query: the part of the
- * address after the page's name. set: changes the query of this page. go: opens another page.
+ * What a page is built from. run: the number of the shown run among runs, which are all that are
+ * open. chosen: the numbers of those that are shown beside each other; choose: changes them. query:
+ * the part of the address after the page's name. set: changes the query of this page. go: opens
+ * another page. open: opens a run of the list by its path and returns its number.
  * @typedef {{
  *   run: number,
  *   runs: Run[],
+ *   chosen: number[],
+ *   choose: (numbers: number[]) => void,
+ *   open: (path: string) => Promise<number>,
  *   query: Record<string, string>,
  *   set: (query: Query) => void,
  *   go: (page: string, query: Query) => void,
@@ -43,12 +50,14 @@ import { keepingPlace } from "view/parts/keep";
 const PAGES = [
   { name: "now", title: "Now", build: now },
   { name: "learning", title: "Learning", build: learning },
+  ...(exported ? [] : [{ name: "flight", title: "In flight", build: flight }]),
   { name: "time", title: "Where time goes", build: time },
   { name: "groups", title: "Groups", build: groups },
   { name: "trajectory", title: "Trajectory", build: trajectory },
   { name: "sandbox", title: "Sandbox", build: sandbox },
   { name: "placement", title: "Placement", build: placement },
   { name: "run", title: "Run", build: run },
+  ...(exported ? [] : [{ name: "runs", title: "All runs", build: runs }]),
 ];
 // Pages that are redrawn when new rows come; on the others a reader would lose the place.
 const LIVE = new Set(["now", "learning"]);
@@ -59,6 +68,9 @@ const PROBLEMS = 5; // lines about damaged files that are shown at most
 const state = {
   /** @type {Run[]} */
   runs: [],
+  follow: false,
+  /** @type {number[] | null} the runs that are shown beside each other; null: all */
+  beside: null,
   page: PAGES[0],
   /** @type {Record<string, string>} */
   query: {},
@@ -72,6 +84,7 @@ function readAddress() {
   const [page, query] = location.hash.replace(/^#\//, "").split("?");
   state.page = PAGES.find(({ name }) => name === page) ?? PAGES[0];
   state.query = Object.fromEntries(new URLSearchParams(query ?? ""));
+  if (state.query.beside) state.beside = state.query.beside.split(",").map(Number);
 }
 
 /**
@@ -81,6 +94,21 @@ function readAddress() {
 function go(page, query) {
   const text = Object.entries(query).map(([name, value]) => [name, String(value)]);
   location.hash = `#/${page}?${new URLSearchParams(text)}`;
+}
+
+/** The numbers of the runs that are shown beside each other, the shown one among them. */
+function besideRuns() {
+  const all = [...state.runs.keys()];
+  const chosen = chosenRun();
+  return all.filter((run) => run === chosen || (state.beside ?? all).includes(run));
+}
+
+/** @param {string} path */
+async function open(path) {
+  const { number } = await ask("open", { path });
+  state.beside ??= [...state.runs.keys()];
+  state.runs = (await ask("runs")).runs;
+  return number;
 }
 
 function chosenRun() {
@@ -98,18 +126,19 @@ function placeOf(id) {
 function drawHeader() {
   const chosen = chosenRun();
   const run = state.runs[chosen];
-  const runs = state.runs.map(({ name, path }, number) =>
-    h(
+  const runs = besideRuns().map((number, place) => {
+    const { name, path } = state.runs[number];
+    return h(
       "button",
       {
         "aria-pressed": String(number === chosen),
         title: path,
         onclick: () => go(state.page.name, { run: number }),
       },
-      h("i", { style: { background: runColor(number) } }),
+      h("i", { style: { background: runColor(place) } }),
       name,
-    ),
-  );
+    );
+  });
   const pages = PAGES.map(({ name, title }) =>
     h(
       "a",
@@ -138,6 +167,9 @@ function headerParts(run, runs, pages) {
       badge(run.state, kinds[run.state]),
       h("span", { class: "muted number", id: "pace" }, paceText(run)),
       exported ? badge("exported") : null,
+      run.state === "running" && !state.follow && !exported
+        ? badge("stands still here: start the page with follow=true", "warn")
+        : null,
       state.hasNewer ? h("button", { id: "newer", onclick: redraw }, "show newer steps") : null,
       h("span", { class: "spacer" }),
       h("button", { id: "theme", onclick: toggleTheme }, "light / dark"),
@@ -185,9 +217,18 @@ async function drawPage() {
     content = await build({
       run,
       runs: state.runs,
+      chosen: besideRuns(),
+      choose: (numbers) => {
+        state.beside = numbers;
+        go(name, {
+          run: numbers.includes(run) ? run : (numbers[0] ?? run),
+          beside: numbers.join(),
+        });
+      },
+      open,
       query: state.query,
       set: (query) => go(name, { ...query, run }),
-      go: (page, query) => go(page, { ...query, run }),
+      go: (page, query) => go(page, { run, ...query }),
     });
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
@@ -240,7 +281,7 @@ async function poll() {
     return; // the server has ended; the page stays as it is
   }
   state.runs.forEach(({ epoch }, number) => {
-    if (epoch !== before[number].epoch) forget(number);
+    if (number in before && epoch !== before[number].epoch) forget(number);
   });
   if (JSON.stringify(before) === JSON.stringify(state.runs)) return;
   if (LIVE.has(state.page.name)) {
@@ -254,9 +295,11 @@ async function poll() {
 async function start() {
   const theme = rememberedTheme();
   setTheme(theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
-  const { runs, follow, now } = await ask("runs");
+  const { runs, follow, listed, now } = await ask("runs");
   state.runs = runs;
+  state.follow = follow;
   state.ahead_s = now - Date.now() / 1000;
+  if (listed && !location.hash) location.replace("#/runs");
   readAddress();
   await redraw();
   addEventListener("hashchange", () => {

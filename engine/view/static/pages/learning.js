@@ -1,10 +1,11 @@
 // The page Learning: curves of one run, or of several runs in the same charts.
 
 import { ask, column, curve, metrics, Problem } from "view/api";
-import { chart } from "view/parts/charts";
+import { chart, dashes, stroke } from "view/parts/charts";
 import { runColor } from "view/parts/colors";
 import { card, choice, empty, h, namedCard, note, table, toolbar } from "view/parts/dom";
 import { fixed, mean, percent, signed, sum, whole } from "view/parts/format";
+import { metricSearch } from "view/parts/search";
 
 /** @import { Metrics, Run } from "view/answers" */
 /** @import { Context } from "view/main" */
@@ -100,11 +101,16 @@ const CHARTS = [
   },
   { title: "Time of a step", unit: "seconds", metrics: ["time/step_s"], from0: true },
 ];
-const DASHES = [undefined, [5, 4]];
+const OWN = "a metric of the recipe's own";
+
+/** The metrics that an address names. @param {string | undefined} text */
+const namesIn = (text) => (text ? text.split(",").map(decodeURIComponent) : []);
 
 /** @param {Context} context */
-export async function learning({ run, runs, query, set }) {
-  const rows = await Promise.all(runs.map((_, number) => metrics(number)));
+export async function learning({ run: shown, runs: open, chosen: numbers, query, set }) {
+  const runs = numbers.map((number) => open[number]);
+  const run = numbers.indexOf(shown);
+  const rows = await Promise.all(numbers.map(metrics));
   if (rows.every(({ step }) => !step.length))
     return empty(
       "No rows yet",
@@ -114,7 +120,11 @@ export async function learning({ run, runs, query, set }) {
   const families = familiesOf(runs);
   const meansOnly = query.seeds === "mean" && families.length > 0;
   const names = [...new Set(rows.flatMap(({ values }) => Object.keys(values)))].sort();
-  const metric = names.includes(query.metric) ? query.metric : null;
+  const meanings = Object.assign(
+    {},
+    ...(await Promise.all(numbers.map((number) => ask("meanings", { run: number })))),
+  );
+  const chosen = namesIn(query.charts).filter((name) => names.includes(name));
 
   /** @param {Curves} curves */
   const draw = (curves) =>
@@ -127,6 +137,7 @@ export async function learning({ run, runs, query, set }) {
           : runCurves(curves, rows, runs, axis),
         horizontal: axis === "seconds" ? "seconds of training" : "step",
         cursor: "learning",
+        about: curves.metrics.map((name) => `${name}: ${meanings[name] ?? ""}`).join("\n"),
       }),
     );
   const known = CHARTS.filter(
@@ -158,27 +169,25 @@ export async function learning({ run, runs, query, set }) {
               ),
             ]
           : null,
-        h("label", { for: "metric" }, "any metric"),
-        h("input", {
-          id: "metric",
-          list: "metrics",
-          value: metric ?? "",
-          placeholder: "such as learner/ratio_max",
-          onchange: (event) => set({ ...query, metric: event.target.value }),
-        }),
-        h(
-          "datalist",
-          { id: "metrics" },
-          names.map((name) => h("option", { value: name })),
-        ),
       ),
+      metricSearch({
+        meanings,
+        chosen,
+        initial: query.search ?? "",
+        onchoose: (metrics, search) =>
+          set({ ...query, search, charts: metrics.map(encodeURIComponent).join(",") }),
+        ontype: (search) => {
+          query.search = search; // a redrawn page has it too
+          history.replaceState(null, "", `#/learning?${new URLSearchParams({ ...query })}`);
+        },
+      }),
     ),
     runs.length > 1 ? comparison(rows, runs, run) : null,
-    await byPosition(runs),
+    await byPosition(runs, numbers),
     h(
       "div",
       { class: "grid", id: "curves" },
-      metric ? draw({ title: metric, unit: "", metrics: [metric] }) : null,
+      chosen.map((name) => draw({ title: name, unit: meanings[name] ?? OWN, metrics: [name] })),
       known.map(draw),
     ),
   ];
@@ -218,7 +227,7 @@ function runCurves({ metrics, interval, points }, rows, runs, axis) {
         x,
         y,
         paint: runColor(number),
-        dash: DASHES[index],
+        dash: dashes(number, index > 0),
         points,
         ...ends,
       };
@@ -242,7 +251,7 @@ function meanCurves({ metrics }, rows, runs, families, axis) {
         label: metrics.length > 1 ? `${label} ${shortName(name)}` : label,
         ...meanOverSeeds(family.map((number) => column(rows[number], name, horizontalOf(axis)))),
         paint: runColor(family[0]),
-        dash: DASHES[index],
+        dash: dashes(family[0], index > 0),
       };
     }),
   );
@@ -251,14 +260,15 @@ function meanCurves({ metrics }, rows, runs, families, axis) {
 /**
  * Shows at which positions learner and sampler differ, in the newest recorded step of each run.
  * @param {Run[]} runs
+ * @param {number[]} numbers of the runs among those that are open
  */
-async function byPosition(runs) {
+async function byPosition(runs, numbers) {
   const answers = await Promise.all(
     runs.map(async ({ recorded }, run) => {
       const step = recorded.at(-1);
       if (step === undefined) return [];
       try {
-        return [{ run, ...(await ask("tokens", { run, step })) }];
+        return [{ run, ...(await ask("tokens", { run: numbers[run], step })) }];
       } catch (error) {
         if (error instanceof Problem) return [];
         throw error;
@@ -275,6 +285,7 @@ async function byPosition(runs) {
         x: positions.position,
         y: positions[name],
         paint: runColor(run),
+        dash: dashes(run),
         points: true,
       }))
       .filter(({ y }) => y.some((value) => value !== null));
@@ -380,25 +391,35 @@ function comparison(rows, runs, chosen) {
   return namedCard(
     "comparison",
     "Newest evaluation of each run",
-    table(
-      [
-        { name: "run", cell: ({ run }) => runs[run].name, key: ({ run }) => runColor(run) },
-        {
-          name: "step",
-          number: true,
-          cell: ({ accuracy, step }) => whole(accuracy === null ? null : step),
-        },
-        { name: "accuracy", number: true, cell: ({ accuracy }) => percent(accuracy, 1) },
-        {
-          name: "95 % interval",
-          number: true,
-          cell: ({ low, high }) =>
-            low === null ? "–" : `${percent(low, 1)} to ${percent(high, 1)}`,
-        },
-        { name: "n", number: true, cell: ({ n }) => whole(n) },
-        { name: `difference to ${runs[chosen].name}`, number: true, cell: difference },
-      ],
-      newest,
+    h(
+      "div",
+      { class: "wide" },
+      table(
+        [
+          {
+            name: "run",
+            cell: ({ run }) => [
+              stroke({ paint: runColor(run), dash: dashes(run) }),
+              ` ${runs[run].name}`,
+            ],
+          },
+          {
+            name: "step",
+            number: true,
+            cell: ({ accuracy, step }) => whole(accuracy === null ? null : step),
+          },
+          { name: "accuracy", number: true, cell: ({ accuracy }) => percent(accuracy, 1) },
+          {
+            name: "95 % interval",
+            number: true,
+            cell: ({ low, high }) =>
+              low === null ? "–" : `${percent(low, 1)} to ${percent(high, 1)}`,
+          },
+          { name: "n", number: true, cell: ({ n }) => whole(n) },
+          { name: `difference to ${runs[chosen].name}`, number: true, cell: difference },
+        ],
+        newest,
+      ),
     ),
     note(
       "The 95 % interval of a difference treats the evaluations as independent. " +

@@ -27,7 +27,8 @@ const INTEGER_SPACINGS = [0, 1, 2, 3, 4, 5].flatMap((power) =>
 
 /**
  * missing: what is said in place of curves without points. horizontal: the name of the x axis.
- * cursor: charts of the same key move their cursors together.
+ * cursor: charts of the same key move their cursors together. about: what a pointer on the title
+ * shows.
  * @typedef {{
  *   title: string,
  *   unit?: string,
@@ -38,12 +39,14 @@ const INTEGER_SPACINGS = [0, 1, 2, 3, 4, 5].flatMap((power) =>
  *   from0?: boolean,
  *   missing?: string,
  *   format?: (value: number) => string,
+ *   about?: string,
  * }} Chart
  */
 
 /** @param {Chart} chart */
 export function chart(chart) {
-  const { title, unit = "", height = 190, missing = "This run has not measured it." } = chart;
+  const { title, unit = "", height = 190, about = null } = chart;
+  const { missing = "This run has not measured it." } = chart;
   const place = h("div", {
     class: "plot",
     role: "img",
@@ -54,7 +57,7 @@ export function chart(chart) {
   const box = h(
     "div",
     { class: "chart" },
-    h("div", { class: "plot-title" }, title, h("span", { class: "unit" }, unit)),
+    h("div", { class: "plot-title", title: about }, title, h("span", { class: "unit" }, unit)),
     values,
     place,
   );
@@ -185,11 +188,21 @@ function valueText([value, high, low], format) {
   return `${format(value)} (${format(low)} to ${format(high)})`;
 }
 
+// Six runs have colours of their own; the seventh has the first one's, and other dashes.
+const DASHES = [undefined, [5, 4], [2, 3], [8, 3, 2, 3], [12, 4], [2, 7]];
+
+/**
+ * Returns the dashes of a curve. second: the curve is the second one of its run in a chart.
+ * @param {number} run
+ */
+export const dashes = (run, second = false) =>
+  DASHES[(2 * Math.floor(run / 6) + (second ? 1 : 0)) % DASHES.length];
+
 /**
  * Returns a piece of the curve's line, for the legend.
- * @param {Series} series
+ * @param {Pick<Series, "paint" | "dash">} series
  */
-function stroke({ paint, dash }) {
+export function stroke({ paint, dash }) {
   const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
   const attributes = { x1: 0, x2: 18, y1: 4, y2: 4, stroke: paint, "stroke-width": 2 };

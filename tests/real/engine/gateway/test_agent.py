@@ -20,6 +20,7 @@ from engine.gateway.http.server import ServerConfig, serve
 from engine.gateway.program import Command
 from engine.replica.port import ReplicaDied
 from engine.rollout.rollout import RolloutConfig, Tally
+from engine.telemetry.in_flight import unwatched
 from engine.types import Boundary, StopReason
 from sandbox.http.listener import Address
 from tests.support.fakes import Gate, a_prompt
@@ -63,11 +64,12 @@ async def ask(prompt, endpoint, times=1, **options):
 
 async def test_what_an_agent_asks_for_is_its_trajectory():
     async with agents(ask, [ANSWER]) as node:
-        tally = Tally()
+        tally = Tally(watched=(watched := unwatched()))
         trajectory = await node.rollouts.run(a_prompt(text="What is 6 * 7?"), 0, 0, tally=tally)
         assert (trajectory.stop, trajectory.error) == (StopReason.ANSWER, None)
         assert trajectory.answer == trajectory.final_text == "<answer>42</answer>"
         assert trajectory.sampled_tokens == tally.tokens == node.rollouts.tokens_sampled > 0
+        assert (watched.state, watched.turn, watched.tokens, watched.replica) == ("agent", 1, tally.tokens, 0)
 
 
 async def test_sub_agents_at_once_are_segments_of_one_trajectory():

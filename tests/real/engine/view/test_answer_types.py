@@ -30,6 +30,9 @@ ASKED = {
     "tokens": STEP,
     "about": RUN,
     "owner": STEPS | {"start": str(START + 3 * STEP_S + 0.01), "end": str(START + 3 * STEP_S + 0.21)},
+    "in-flight": RUN,
+    "run-list": {},
+    "meanings": RUN,
 }
 
 
@@ -37,7 +40,8 @@ ASKED = {
 def test_each_answer_has_its_declared_type(tmp_path):
     write_viewed_run(tmp_path / "run")
     questions = Questions([RunFiles(tmp_path / "run")])
-    answers = msgspec.json.encode({name: questions.answer(name, query) for name, query in ASKED.items()})
+    asked = ASKED | {"open": {"path": str(tmp_path / "run")}}
+    answers = msgspec.json.encode({name: questions.answer(name, query) for name, query in asked.items()})
     declared = 'import type { Answers } from "view/answers";\nexport const answers: Answers = '
     (tmp_path / "answers.ts").write_text(declared + answers.decode())
     config = {"extends": str(ROOT / "engine" / "view" / "tsconfig.json"), "include": ["answers.ts"]}

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bench.placement.policies import POLICIES
+from engine.programs.view import opened as opened_questions
 from engine.view.export import export
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
@@ -30,6 +31,7 @@ STRUCTURE = {
         "details .figure": 12,
         "#staleness .bar": 1,
     },
+    "flight": {"#under-way tbody tr": 6, "#ended tbody tr": 1, ".flight-states i": 6},
     "time": {"#by-step canvas": 1, "canvas#lanes": 1, "#losses tbody tr": 6, "#timeline .legend span": 6},
     "groups": {"#groups .item.head": 4, "#groups .item.members": 16, ".members .length i": 16},
     "trajectory": {
@@ -42,6 +44,7 @@ STRUCTURE = {
     "learning": {"#curves canvas": 10, "#curves .legend svg": 10, "#by-position canvas": 1, "#by-position .empty": 1},
     "placement": {"#kv canvas": 2, "#rules tbody tr": 2, "#decisions .item": 15, "#counterfactual button": 1},
     "sandbox": {".chart canvas": 4, "#outcomes tbody tr": 2, "#slowest details": 12, "#latencies": 1},
+    "runs": {"#found-runs tbody tr": 1},
     "run": {"#summary tbody tr": 3, "#waste tbody tr": 3, "#options tbody tr": 5, "#resume": 1},
 }
 
@@ -107,8 +110,43 @@ async def test_every_page_of_a_run_without_steps_says_what_is_missing(tmp_path):
             await page.until("document.querySelector('main')?.dataset.drawn")
             for name in STRUCTURE:
                 await opened(page, name, again=1)
-                assert await count(page, ".empty") > 0, name
+                assert name == "runs" or await count(page, ".empty") > 0, name
                 assert await page.evaluate("[...document.querySelectorAll('.empty')].every((one) => one.textContent)")
+            assert page.complaints == []
+
+
+async def test_metrics_are_found_by_name_and_meaning_and_what_is_typed_stays(tmp_path):
+    with run_under_way(tmp_path / "run", steps=2) as folder:
+        async with viewed(tmp_path / "run", follow=True) as address, chromium(tmp_path) as web:
+            page = await web.open(f"{address}#/learning?run=0")
+            await page.until("document.querySelector('#search')")
+            found = "[...document.querySelectorAll('#found code')].map((one) => one.textContent)"
+            for text, names in (
+                ("^time/le", ["time/learn_s"]),
+                ("seconds wait tool", ["idle/tool_wait_s"]),
+                ("no such metric", []),
+                ("learner ent[", []),
+                ("kv_peak", ["kv_peak/replica0"]),
+            ):
+                await page.evaluate(
+                    "(document.querySelector('#search').focus(), document.querySelector('#search').select())"
+                )
+                await page.command("Input.insertText", text=text)
+                assert set(names) <= set(await page.evaluate(found)), text
+                assert names or await page.evaluate(found) == [], text
+            drawn = await page.evaluate("document.querySelector('main').dataset.drawn")
+            await asyncio.to_thread(folder.step, 3, metrics(3) | {"mine/own": 1.0})
+            await page.until(f"document.querySelector('main').dataset.drawn !== '{drawn}'")
+            await page.until("document.activeElement.id === 'search'")
+            assert await page.evaluate("document.querySelector('#search').value") == "kv_peak"
+            await page.evaluate("document.querySelector('#found .match').click()")
+            title = "document.querySelector('#curves .plot-title')?.textContent ?? ''"
+            await page.until(f"({title}).startsWith('kv_peak/replica0')")
+            assert "largest share of a replica" in await page.evaluate(title)
+            assert "charts=kv_peak" in await page.evaluate("location.hash")
+            await page.evaluate("location.reload()")
+            await page.until(f"({title}).startsWith('kv_peak/replica0')")
+            assert await page.evaluate("document.querySelector('#search').value") == "kv_peak"
             assert page.complaints == []
 
 
@@ -128,6 +166,28 @@ async def test_several_runs_are_overlaid_and_compared(tmp_path):
         await opened(page, "run", run=1)
         await opened(page, "placement", run=1)
         assert "record" in await page.evaluate("document.querySelector('.empty').textContent")
+        assert page.complaints == []
+
+
+async def test_runs_are_found_opened_and_overlaid_from_a_list(tmp_path):
+    for name in ("a", "b"):
+        write_viewed_run(tmp_path / name, recorded=0)
+    questions = await opened_questions([tmp_path], follow=False)
+    async with serve(questions, 0, ROCSTAR) as url, chromium(tmp_path / "profile") as web:
+        page = await web.open(f"{url}/")
+        await page.until("document.querySelectorAll('#found-runs tbody tr').length === 2")
+        write_viewed_run(tmp_path / "new", recorded=0)
+        rows = "[...document.querySelectorAll('#found-runs tbody tr')].map((one) => one.children[1].textContent)"
+        await page.until(f"({rows})[0] === 'new'")
+        await page.evaluate("document.querySelector('#found-runs input').click()")
+        await page.until("document.querySelectorAll('header .runs button').length === 2")
+        await page.until("document.querySelector('#found-runs input').checked")
+        await opened(page, "learning", beside="0,1")
+        await page.until("document.querySelectorAll('#comparison tbody tr').length === 2")
+        await opened(page, "runs")
+        await page.evaluate("document.querySelector('#found-runs a').click()")
+        await page.until("document.querySelector('main').dataset.page === 'now'")
+        assert await page.evaluate("document.title") == "Now · new"
         assert page.complaints == []
 
 
@@ -214,7 +274,7 @@ async def test_an_exported_file_shows_every_page_without_a_server(tmp_path):
     async with chromium(tmp_path) as web:
         page = await web.open((tmp_path / "run.html").as_uri())
         await page.until("document.querySelector('main')?.dataset.drawn")
-        for name in STRUCTURE:
+        for name in STRUCTURE.keys() - {"flight", "runs"}:
             await opened(page, name, again=1)
             await has_structure(page, name)
         assert page.complaints == []

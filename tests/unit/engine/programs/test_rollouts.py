@@ -9,11 +9,14 @@ from tokenizers import Tokenizer
 
 from engine.programs.rollouts import Options, main, panel, rollouts
 from engine.recording import files
+from engine.recording.in_flight import NAME
 from engine.recording.reader import RecordedRun
 from engine.recording.records import FORMAT
+from engine.types import Segment
 from tests.support.algo_fakes import tool_use
 from tests.support.fakes import a_prompt, a_rollout, a_trajectory
 from tests.support.recorded_run import TOKENIZER, write_recorded_run
+from tests.support.viewed_runs import write_in_flight, write_viewed_run
 
 
 @pytest.fixture
@@ -101,3 +104,35 @@ def test_responses_stand_below_the_calls_that_they_answer(capsys):
 )
 def test_it_is_said_whether_a_trajectory_was_trained(fields, says, capsys):
     assert says in shown(a_trajectory(reward=1.0), capsys, **fields)
+
+
+def test_conversations_of_an_agent_stand_apart(capsys):
+    main_one = replace(tool_use("ok"), response="from the main one")
+    other = replace(tool_use("error"), response="from the other")
+    aside = a_trajectory(uses=[other])
+    segment = Segment(
+        token_ids_T=aside.token_ids_T,
+        sampled_T=aside.sampled_T,
+        logprobs_T=aside.logprobs_T,
+        versions_T=aside.versions_T,
+        turns=aside.turns,
+    )
+    text = "<tool_call>{}</tool_call>That is it.<tool_call>{}</tool_call>"
+    trajectory = replace(a_trajectory(uses=[main_one]), text=text, segments=(segment,))
+    out = shown(trajectory, capsys)
+    places = [out.index(part) for part in ("from the main one", "That is it", "conversation 2", "from the other")]
+    assert places == sorted(places)
+
+
+def test_rollouts_under_way_are_listed_with_their_counts(tmp_path, capsys):
+    run = tmp_path / "run"
+    write_viewed_run(run, recorded=0)
+    write_in_flight(run, rollouts=8)
+    assert main([str(run), "in_flight=true", "first=3"]) == 0
+    out = capsys.readouterr().out
+    assert "8 rollouts" in out
+    assert "1 grading" in out
+    assert [f"p{number}" in out for number in (7, 6, 5, 4)] == [True, True, True, False]
+    (run / NAME).unlink()
+    assert main([str(run), "in_flight=true"]) == 2
+    assert "has not written" in capsys.readouterr().err

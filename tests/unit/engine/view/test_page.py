@@ -78,10 +78,13 @@ def test_an_export_tells_how_far_it_is_and_leaves_nothing_if_it_is_interrupted(q
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.html"]
 
 
-@pytest.mark.parametrize("words", [["nowhere"], ["run", "nowhere"], ["run", "export=no/such/folder.html"]])
+NOWHERE = [["nowhere", "export=run.html"], ["run", "nowhere", "export=run.html"]]
+
+
+@pytest.mark.parametrize("words", [*NOWHERE, ["run/config.json"], ["run", "export=no/such/folder.html"]])
 def test_wrong_input_ends_with_status_2_and_one_line(words, tmp_path, monkeypatch, capsys):
     write_viewed_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "nowhere" in line or "no/such" in line
+    assert "nowhere" in line or "no/such" in line or "config.json" in line
