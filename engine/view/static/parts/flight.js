@@ -105,16 +105,25 @@ function content(answer, run, recorded) {
         ]
       : null,
     elsewhere ? note("Rollouts on other machines of the run are not listed here.") : null,
-    under_way.length ? scrolled(table(underWay(now_at), under_way, "under-way")) : null,
+    under_way.length
+      ? scrolled("under way", table(underWay(now_at), under_way, "under-way"))
+      : null,
     ended.length
-      ? [h("h3", {}, "Ended last"), scrolled(table(justEnded(run, recorded), ended, "ended"))]
+      ? [
+          h("h3", {}, "Ended last"),
+          scrolled("ended last", table(justEnded(run, recorded), ended, "ended")),
+        ]
       : null,
   ];
 }
 
-/** @param {HTMLElement} list */
-const scrolled = (list) =>
-  h("div", { class: "scroll wide flight-list", tabindex: "0", role: "region" }, list);
+/** @param {string} name @param {HTMLElement} list */
+const scrolled = (name, list) =>
+  h(
+    "div",
+    { class: "scroll wide flight-list", tabindex: "0", role: "region", "aria-label": name },
+    list,
+  );
 
 /** @param {string} state */
 const paint = (state) => color(STATES[state][1]) || color("other");
