@@ -154,8 +154,8 @@ def _parts(before: Sequence[Row], after: Sequence[Row]) -> dict[str, float]:
         split = [parts_of(row) for row in rows]
         names = {name for parts in split for name in parts}
         means.append({name: sum(parts.get(name, 0.0) for parts in split) / len(split) for name in names})
-    names = sorted(means[0].keys() | means[1].keys())
-    differences = {name: means[1].get(name, 0.0) - means[0].get(name, 0.0) for name in names}
+    every = sorted(means[0].keys() | means[1].keys())
+    differences = {name: means[1].get(name, 0.0) - means[0].get(name, 0.0) for name in every}
     return dict(sorted(differences.items(), key=lambda part: -abs(part[1])))
 
 

@@ -14,6 +14,8 @@
  *   "tool-calls": ToolCalls,
  *   "tokens": TokenFigures,
  *   "about": About,
+ *   "changes": Change[],
+ *   "comparison": Comparison,
  * }} Answers
  */
 
@@ -338,6 +340,43 @@
  *   learner_log: string[],
  *   problems: string[],
  * }} About
+ */
+
+/**
+ * @typedef {{
+ *   step: number,
+ *   before: [first: number, last: number],
+ *   after: [first: number, last: number],
+ *   before_s: number,
+ *   after_s: number,
+ *   parts: Record<string, number>,
+ *   reasons: { metric: string, before: number, after: number, text: string }[],
+ *   resumed: boolean,
+ *   sentence: string,
+ * }} Change
+ */
+
+/**
+ * @typedef {{
+ *   name: string,
+ *   seconds: number,
+ *   low: number | null,
+ *   high: number | null,
+ * }} StepPart
+ */
+
+/**
+ * @typedef {{
+ *   steps: number,
+ *   a_s: number,
+ *   b_s: number,
+ *   total: StepPart,
+ *   parts: StepPart[],
+ *   tokens: number | null,
+ *   unlike: string[],
+ *   differs: string[],
+ *   sentence: string,
+ * }} Comparison
  */
 
 /**

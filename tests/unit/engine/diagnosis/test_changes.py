@@ -99,11 +99,12 @@ def test_a_run_that_gets_faster_is_said_so():
 
 
 def test_a_resumed_step_is_left_out_and_named():
-    rows = rows_of(np.exp(series(4, 30, 0.02, 2.0, 15)))
-    rows[15] |= {"time/step_s": 0.1, "rollout/trajectories_resumed": 200}
+    rows = rows_of(np.exp(series(4, 40, 0.02, 2.0, 15)))
+    for row in rows[15:19]:
+        row |= {"time/step_s": 0.1, "rollout/trajectories_resumed": 200}
     (change,) = changes(rows)
     assert change.resumed
-    assert change.step == 17
+    assert change.step == 20
     assert "resumed" in change.sentence
 
 
