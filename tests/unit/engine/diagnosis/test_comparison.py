@@ -61,7 +61,15 @@ def test_two_tries_of_one_run_seldom_differ():
 def test_the_difficulty_of_prompts_that_both_have_does_not_widen_the_interval():
     """Steps differ by 10 % with their prompts, and by 1 % otherwise: of steps drawn apart, 3 % would not be found."""
     compared = compare(rows_of(noise=0.01), rows_of(seed=1, sampling=1.03, noise=0.01), CONFIG, CONFIG)
-    assert by_name(compared)[SLOWER].is_sure
+    assert compared.total.is_sure
+
+
+def test_the_order_of_the_runs_changes_only_the_signs():
+    runs = rows_of(), rows_of(seed=1, sampling=1.4, tokens=12000, tail=0.2)
+    one, two = (by_name(compare(*pair, CONFIG, CONFIG)) for pair in (runs, runs[::-1]))
+    assert {name: part.seconds for name, part in one.items()} == pytest.approx(
+        {name: -part.seconds for name, part in two.items()}
+    )
 
 
 def test_another_machine_model_or_batch_is_said_and_other_options_are_listed():
