@@ -24,6 +24,7 @@
  *   "run-again": RunAgain,
  *   "rivals": Rivals,
  *   "replay": Replay,
+ *   "reverify": Reverified,
  * }} Actions
  */
 
@@ -419,6 +420,8 @@
  *   }[],
  * }} Rivals
  */
+
+/** @typedef {{ sentence: string, notes: string[] }} Reverified */
 
 /**
  * @typedef {{
