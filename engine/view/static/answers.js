@@ -415,6 +415,7 @@
  *     policy: string,
  *     makespan_s: number,
  *     ratio: number,
+ *     verdict: string,
  *     preemptions: number,
  *     recomputed_tokens: number,
  *   }[],
