@@ -45,9 +45,13 @@ def export(questions: Questions, path: Path, progress: Callable[[int, int], None
 def _parts(questions: Questions) -> Iterator[Callable[[], Answers]]:
     """Yields functions that each answer some of what the page asks."""
     kept = []
-    for number, run in enumerate(questions.answer("runs", {})["runs"]):
-        for name in ("metrics", "meanings", "now", "about"):
+    runs = questions.answer("runs", {})["runs"]
+    for number, run in enumerate(runs):
+        for name in ("metrics", "meanings", "now", "about", "changes"):
             yield partial(_asked, questions, name, run=number)
+        for other in range(len(runs)):
+            if other != number:
+                yield partial(_asked, questions, "comparison", run=number, other=other)
         groups = run["recorded"][-STEPS:]
         timelines = run["timeline"][-STEPS:]
         for step in groups:

@@ -20,6 +20,7 @@ from engine.view.answers.about import about
 from engine.view.answers.in_flight import in_flight_of
 from engine.view.answers.meanings import meanings_of
 from engine.view.answers.owner import owner_of
+from engine.view.answers.pace import changes_of, comparison_of
 from engine.view.answers.placement import decisions_of, placement_of
 from engine.view.answers.timeline import Stretch, timeline_of
 from engine.view.answers.token_figures import token_figures_of
@@ -63,6 +64,8 @@ class Questions:
             "about": lambda query: about(self.run(query)),
             "meanings": lambda query: meanings_of(self.run(query)),
             "in-flight": lambda query: in_flight_of(self.run(query)),
+            "changes": lambda query: changes_of(self.run(query)),
+            "comparison": lambda query: comparison_of(self.run(query), self.run({"run": query.get("other", "")})),
         }
 
     @property

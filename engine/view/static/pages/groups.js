@@ -19,6 +19,7 @@ import {
 import { fixed, mean, percent, seconds, signed, sum, whole } from "view/parts/format";
 import { virtualList } from "view/parts/list";
 import { chosenStep, RECORDS, sampledTokens } from "view/parts/recorded";
+import { otherSelections } from "view/parts/selections";
 
 /** @import { Group, Groups, Member, Outline } from "view/answers" */
 /** @import { Context } from "view/main" */
@@ -79,7 +80,12 @@ export async function groups({ run, runs, query, set, go }) {
   const shown = rowsOf(answer, FILTERS[filter].fits);
   const members = membersOf(run, step);
   await Promise.all(shown.slice(0, FIRST).map(({ group }) => members(group)));
-  return [chooser, overview(answer), memberList(answer, shown, scale, members, open)];
+  return [
+    chooser,
+    overview(answer),
+    memberList(answer, shown, scale, members, open),
+    otherSelections(run, step),
+  ];
 }
 
 /** @typedef {{ group: Group, index: number | null }} ListRow index: null for the group's own row */

@@ -33,6 +33,8 @@ ASKED = {
     "in-flight": RUN,
     "run-list": {},
     "meanings": RUN,
+    "changes": RUN,
+    "comparison": RUN | {"other": "0"},
 }
 
 
