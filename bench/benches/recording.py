@@ -223,4 +223,10 @@ async def _train(config: Config, folder: Path, pairs: Pairs) -> None:
             await job.run([job.admit(stream), job.group(rollouts, reward, config.select), job.batch(), stage])
 
 
-BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "4"})
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("node_ratio", "wall_ratio", "cpu_ratio", "direct_share"),
+    quick={"rounds": "4"},
+)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from algo.eval_stats import student_p
+from bench.measuring.comparable import obstacles
 from bench.measuring.result import Result
 from bench.measuring.terminal import say, table
 
@@ -137,8 +138,10 @@ def baseline(path: Path, metric: str) -> Result:
 def gate(before: Result, result: Result, *, metric: str, most: float) -> int:
     """Returns 1 where the metric has surely grown by more than `most`, a share; negative: has shrunk by more.
 
-    Raises ValueError where the result has too few rounds to say so.
+    Raises ValueError where the two must not be compared, or the result has too few rounds to say so.
     """
+    if reasons := obstacles(before, result):
+        raise ValueError(f"the gate cannot judge {metric} (A is the baseline): {'; '.join(reasons)}")
     [judged] = compared(before.flat(), result.flat(), paired=False, metric=metric)
     show([judged])
     worse = judged.low > 1 + most if most >= 0 else judged.high < 1 + most

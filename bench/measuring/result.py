@@ -26,9 +26,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     load_after: float
     others: float
 
+    @property
+    def machine(self) -> str:
+        return f"{self.cores} cores of {self.cpu or 'unknown'}"
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """disturbed: why no ratio of this run is shown, if so. figures: each metric's summary of its samples."""
+    """disturbed: why no ratio of this run is shown, if so. figures: each metric's summary of its samples.
+
+    simulated: as of a Bench. wall_s: seconds that the whole run took; None where that was not measured.
+    """
 
     bench: str
     command: str
@@ -41,6 +48,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Metric]
     figures: dict[Case, dict[str, float]]
     samples: Samples
+    simulated: bool = False
+    wall_s: float | None = None
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -59,7 +68,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machine(self) -> str:
-        return f"{self.environment.cores} cores of {self.environment.cpu or 'unknown'}"
+        return self.environment.machine
 
     def flat(self) -> dict[str, list[float]]:
         """Returns the samples by name: "CASE/METRIC", or "METRIC" where there is one case without a name."""

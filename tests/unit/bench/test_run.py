@@ -47,7 +47,7 @@ def a_bench(measure=None, **given):
         for number in range(1, options.rounds + 1):
             keep({"a": {"step_s": number, "over": 7.25, "lost": number}, "b": {"step_s": 1, "over": 8.5, "lost": 0}})
 
-    return Bench(options=Options, metrics=METRICS, measure=measure or measured, **given)
+    return Bench(options=Options, metrics=METRICS, measure=measure or measured, headline=("step_s",), **given)
 
 
 def result_of(printed):
@@ -101,18 +101,65 @@ def test_an_end_in_the_middle_shows_what_whole_rounds_give(error, code, rounds, 
     assert bool(printed.out) == bool(rounds)
 
 
-def test_the_gate_is_the_exit_code(around, capsys):
-    base = around / "base.json"
-    a_result(metrics=METRICS, step_s=[0.5, 0.51, 0.52]).write(base)
-
+def steps_of(*seconds):
     def measure(options, keep):
-        for step_s in (1.0, 1.01, 1.02):
+        for step_s in seconds:
             keep({"": {"step_s": step_s}})
 
-    gate = [f"baseline={base}", "metric=step_s"]
-    assert shell.run("step", a_bench(measure), [*gate, "gate=5"], doc="") == 1
-    assert shell.run("step", a_bench(measure), [*gate, "gate=200"], doc="") == 0
+    return measure
+
+
+@pytest.fixture
+def base(around, capsys):
+    """A baseline that the bench left on this machine."""
+    assert shell.run("step", a_bench(steps_of(0.5, 0.51, 0.52)), ["json=base.json"], doc="") == 0
     capsys.readouterr()
+    return Path("base.json")
+
+
+def test_the_gate_is_the_exit_code(base, capsys):
+    slower, gate = a_bench(steps_of(1.0, 1.01, 1.02)), [f"baseline={base}", "metric=step_s"]
+    assert shell.run("step", slower, [*gate, "gate=5"], doc="") == 1
+    assert shell.run("step", slower, [*gate, "gate=200"], doc="") == 0
+    capsys.readouterr()
+
+
+def never(options, keep):
+    raise AssertionError("nothing runs where the gate cannot judge")
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "named"),
+    [
+        ({"bench": "learner"}, [], "learner"),
+        ({"disturbed": "other processes used 95 % of the CPU"}, [], "95 %"),
+        ({"environment": a_result(cpu="another").environment}, [], "another"),
+        ({}, ["steps=9"], "steps is 8 in A, 9 in B"),
+        ({}, ["rounds=2"], "rounds is 2"),
+    ],
+)
+def test_a_baseline_that_cannot_judge_is_refused_before_anything_runs(change, fields, named, base):
+    msgspec.structs.replace(Result.read(base), **change).write(base)
+    gate = [f"baseline={base}", "metric=step_s", *fields]
+    with pytest.raises(ValueError, match=named):
+        shell.run("step", a_bench(never), gate, doc="")
+
+
+def test_a_disturbed_run_is_not_judged(base, monkeypatch, capsys):
+    monkeypatch.setattr(shell.Surroundings, "others", lambda self: 0.3)
+    with pytest.raises(ValueError, match="30 %"):
+        shell.run("step", a_bench(steps_of(1.0, 1.01, 1.02)), [f"baseline={base}", "metric=step_s"], doc="")
+    capsys.readouterr()
+
+
+def test_the_short_form_does_not_replace_the_result_of_the_whole(around, capsys):
+    for argument in ([], ["quick=true"]):
+        assert shell.run("step", a_bench(quick={"steps": "2"}), argument, doc="") == 0
+    capsys.readouterr()
+    assert Result.read(around / "runs/bench/step.json").config["steps"] == 8
+    quick = Result.read(around / "runs/bench/step.quick.json")
+    assert quick.config["steps"] == 2
+    assert quick.wall_s is not None
 
 
 def test_figures_survive_a_folder_that_cannot_be_written(tmp_path):
@@ -154,6 +201,17 @@ def test_a_bench_of_the_catalogue_says_what_it_does_and_has_a_short_form(name):
     if name != "sim_live":  # it needs a record
         quick = parse(bench.options, [f"{field}={value}" for field, value in bench.quick.items()])
         assert flat(quick) != flat(bench.options())
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_bench_has_headline_figures_and_a_kept_result_has_rounds_of_the_first(name):
+    """Else neither a comparison, a gate nor a sweep could say anything of it."""
+    bench = CATALOGUE[name].load().BENCH
+    assert bench.headline
+    assert set(bench.headline) <= bench.metrics.keys()
+    for result in (kept for kept in load(RESULTS).values() if kept.bench == name):
+        rounds = [len(of[bench.headline[0]]) for of in result.samples.values() if bench.headline[0] in of]
+        assert min(rounds) >= 3
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
