@@ -121,7 +121,8 @@ def fields_of(name: str, number: int, fields: Sequence[str]) -> list[str]:
 
     Otherwise a difference that one seed shows would look like one of the code, in every round.
     """
-    own: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(CATALOGUE[name].load().BENCH.options)}
+    options = CATALOGUE[name].load().BENCH.options
+    own: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(options)}
     given = {field.partition("=")[0] for field in fields}
     return [
         *(["rounds=1"] if "rounds" in own else []),

@@ -129,13 +129,14 @@ def legend(result: Result) -> list[tuple[str, str]]:
 def _table(result: Result, names: Sequence[str], cases: Sequence[Case]) -> Table:
     if len(cases) == 1:
         [case] = cases
-        rows = [[result.metrics[name].title, _cell(result, case, name)] for name in names]
+        rows = [[result.metrics[name].title, cell(result, case, name)] for name in names]
         return Table(header=[case, ""], rows=rows)
-    rows = [[case, *(_cell(result, case, name) for name in names)] for case in cases]
+    rows = [[case, *(cell(result, case, name) for name in names)] for case in cases]
     return Table(header=["", *(result.metrics[name].title for name in names)], rows=rows)
 
 
-def _cell(result: Result, case: Case, name: str) -> str:
+def cell(result: Result, case: Case, name: str) -> str:
+    """Returns a figure as a table shows it, "" where the case lacks it, "-" for a ratio that is not to be shown."""
     if name not in result.figures[case]:
         return ""
     metric, value = result.metrics[name], result.figures[case][name]

@@ -9,10 +9,8 @@ import pytest
 from bench import ROOT
 from bench.__main__ import main
 from bench.commands import compare
-from bench.commands.sweep import combinations, rows_of
 from bench.measuring import differences
 from bench.measuring.comparable import obstacles
-from bench.measuring.metric import seconds
 from tests.support.bench_results import a_result
 
 ROUNDS, TRIES = 7, 200
@@ -181,17 +179,3 @@ def test_a_file_that_is_no_result_is_named(content, tmp_path, capsys):
     path.write_text(content)
     assert main(["compare", str(path), str(path)]) == 2
     assert "a.json" in capsys.readouterr().err
-
-
-def test_a_sweep_is_every_combination():
-    assert len(combinations("a:1,2", "b:x,y,z")) == 6
-    for wrong in ("a", "a:", ":1"):
-        with pytest.raises(ValueError, match="FIELD:VALUE"):
-            combinations(wrong)
-
-
-def test_a_sweep_has_a_row_for_each_figure_and_a_column_for_each_point():
-    points = [({"n": str(n)}, a_result(metrics={"step_s": seconds("step", "")}, step_s=[1.0 * n])) for n in (1, 2)]
-    assert rows_of(points, "") == [["step_s", "1.00 s", "2.00 s"]]
-    with pytest.raises(ValueError, match="step_s"):
-        rows_of(points, "other")
