@@ -13,6 +13,7 @@ from bench.catalogue import CATALOGUE
 from bench.measuring.result import Result, legend, tables
 
 RESULTS = ROOT / "bench" / "results"
+QUICK = RESULTS / "quick"  # of the short forms, for the time that they take
 PAGE = ROOT / "bench" / "README.md"
 HEAD = """# Benches
 
