@@ -20,20 +20,23 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from bench import ROOT
 from bench.catalogue import CATALOGUE
 from bench.measuring.comparable import obstacles
-from bench.measuring.differences import LEAST_ROUNDS, compared, show
+from bench.measuring.difference_plot import draw
+from bench.measuring.differences import LEAST_ROUNDS, Difference, compared, show
 from bench.measuring.disturbance import ROUNDS, reason
 from bench.measuring.result import Result
-from bench.measuring.terminal import say
+from bench.measuring.terminal import say, written
 from engine.console.options import Positional, Rest, parse
 from sandbox.require import at_least, one_of, require
 
 KEPT = Path("runs/bench/compare")
+PLOT = Path("runs/bench/compare.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ def _files(path_a: Path, path_b: Path, options: Options) -> None:
         raise ValueError(f"A and B must not be compared: {'; '.join(reasons)}. Fix: measure both anew, or force=true")
     for each in reasons:
         say(f"compared all the same: {each}")
-    show(compared(a.flat(), b.flat(), paired=False, metric=options.metric))
+    tell(compared(a.flat(), b.flat(), paired=False, metric=options.metric), f"{a.bench}: {path_b} against {path_a}")
     say(
         "The rounds of A and B were not run in turns: what the machine did at the time of each is part of the ratio. "
         f"To compare code: rocstar bench compare {a.bench} other=DIR"
@@ -112,8 +115,13 @@ def _checkouts(name: str, other: Path, options: Options) -> int:
     if counted < LEAST_ROUNDS:
         say(f"error: {counted} rounds are left to compare, fewer than {LEAST_ROUNDS}. Fix: run it alone, or force=true")
         return code or 2
-    show(compared(*samples, paired=True, metric=options.metric))
+    tell(compared(*samples, paired=True, metric=options.metric), f"{name}: {other} (B) against {ROOT} (A)")
     return code
+
+
+def tell(differences: Sequence[Difference], title: str) -> None:
+    show(differences)
+    print(f"plot: {written(PLOT, partial(draw, differences=differences, title=title))}")
 
 
 def fields_of(name: str, number: int, fields: Sequence[str]) -> list[str]:

@@ -20,10 +20,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from bench.measuring.terminal import say, table
+from bench.measuring.terminal import say, table, written
 from engine import metric_names as metric
 from engine.console.options import Positional, parse
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageFunction, StageStats
@@ -34,6 +35,7 @@ from engine.telemetry.host_meter import HostMeter
 from engine.types import Group
 from sandbox.require import positive, require
 
+PLOT = Path("runs/bench/stage.png")
 GRACE_S = 1.0  # what the stage holds when the time is over may come out within this time
 
 
@@ -219,5 +221,54 @@ def show(name: str, measured: Measured, pace_per_s: float | None) -> None:
     ]
     rows += [[f"blocked the event loop at {place}", f"{at_s:.3f} s"] for place, at_s in measured.blocked_at.items()]
     table(name, ["", ""], rows)
+    print(f"plot: {written(PLOT, partial(draw, name=name, measured=measured, pace_per_s=pace_per_s))}")
     if pace_per_s is not None and stats.items_in / measured.seconds < pace_per_s:
         print(f"The run makes {pace_per_s:.2f} groups per second, more than this stage takes: it would limit the run.")
+
+
+def draw(path: Path, *, name: str, measured: Measured, pace_per_s: float | None) -> None:
+    """Writes a PNG: what the stage's time went to, and which share of the event loop it takes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    stats = measured.stats
+    whole = max(1e-9, stats.busy_s + stats.blocked_in_s + stats.blocked_out_s)
+    held = measured.held_s / measured.seconds
+    bars: list[tuple[str, list[tuple[str, float]]]] = [
+        (
+            "the stage",
+            [
+                ("busy", stats.busy_s / whole),
+                ("waits for input", stats.blocked_in_s / whole),
+                ("waits for output", stats.blocked_out_s / whole),
+            ],
+        ),
+        ("event loop, at full speed", [("held", held), ("free", 1 - held)]),
+    ]
+    if pace_per_s is not None:
+        held = min(1.0, measured.held_per_item_s * pace_per_s)
+        bars.append((f"event loop, at {pace_per_s:.2f} groups/s", [("held", held), ("free", 1 - held)]))
+    colours = {
+        "busy": "#0060c0",
+        "waits for input": "0.8",
+        "waits for output": "0.6",
+        "held": "#d08000",
+        "free": "0.93",
+    }
+    figure = Figure(figsize=(7, 0.9 + 0.5 * len(bars)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for row, (_, parts) in enumerate(bars):
+        left = 0.0
+        for part, share in parts:
+            axes.barh(row, 100 * share, left=100 * left, height=0.6, color=colours[part])
+            if share > 0.08:
+                axes.text(
+                    100 * (left + share / 2), row, f"{part} {100 * share:.0f} %", ha="center", va="center", fontsize=8
+                )
+            left += share
+    axes.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("% of the time", fontsize=8)
+    axes.set_title(f"{name}: {stats.items_in / measured.seconds:,.0f} items per second", fontsize=9)
+    figure.savefig(path, dpi=110)
