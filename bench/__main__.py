@@ -1,6 +1,7 @@
 """Benches by one command.
 
     rocstar bench list                            the benches, the question that each answers, and how long it takes
+    rocstar bench ask                             a researcher's questions, each answered within ten minutes
     rocstar bench NAME [field=value ...]          one bench; --help lists its options, quick=true is its short form
     rocstar bench NAME json=F                     keeps the result in F too
     rocstar bench NAME baseline=F metric=M gate=5    ends with code 1 where M is surely worse than in F by more than 5 %
@@ -22,12 +23,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bench.catalogue import CATALOGUE
-from bench.commands import compare, listing, profile, rivals, stage, sweep
+from bench.commands import ask, compare, listing, profile, rivals, stage, sweep
 from bench.measuring import page
 from bench.measuring.run import run
 from engine.telemetry.watchdog import exit_process
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "ask": ask.main,
     "compare": compare.main,
     "list": listing.main,
     "page": page.main,

@@ -12,11 +12,13 @@ import pytest
 from bench import ROOT
 from bench.__main__ import main
 from bench.catalogue import CATALOGUE
+from bench.measuring import questions
 from bench.measuring import run as shell
 from bench.measuring.bench import Bench, BenchFailed
 from bench.measuring.disturbance import reason
 from bench.measuring.metric import count, ratio, seconds
 from bench.measuring.page import PAGE, RESULTS, load, page
+from bench.measuring.questions import ANSWERS, MOST_S, QUESTIONS
 from bench.measuring.result import Result, summarised, tables
 from bench.measuring.terminal import written
 from engine.console.options import flat, parse
@@ -248,7 +250,7 @@ def test_fields_of_the_quick_start_may_stand_among_a_benchs_own():
 
 
 def test_the_page_is_what_the_results_give():
-    assert PAGE.read_text() == page(load(RESULTS))
+    assert PAGE.read_text() == page(load(RESULTS), questions.load(ANSWERS))
 
 
 def test_the_figures_of_a_kept_result_are_those_of_its_rounds():
@@ -259,7 +261,7 @@ def test_the_figures_of_a_kept_result_are_those_of_its_rounds():
 
 
 def test_a_section_has_question_command_machine_date_table_and_its_json():
-    text = page({"step": a_result(step_s=[1.0, 2.0, 3.0])})
+    text = page({"step": a_result(step_s=[1.0, 2.0, 3.0])}, {})
     for part in (CATALOGUE["step"].question, "rocstar bench step", "2026-01-02", "abc1234", "results/step.json"):
         assert part in text
     assert "| step_s | 2.00 s |" in text
@@ -270,6 +272,16 @@ def test_a_result_that_is_not_named_after_its_bench_is_refused(tmp_path):
     a_result(step_s=[1.0]).write(tmp_path / "other.json")
     with pytest.raises(ValueError, match=r"other\.json"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_is_answered_within_ten_minutes_and_has_a_picture(name):
+    answer = questions.load(ANSWERS)[name]
+    assert answer.printed
+    assert answer.wall_s < MOST_S
+    picture = QUESTIONS[name].picture
+    path = ANSWERS / f"{name}.png" if picture.startswith("runs/") else ROOT / picture
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 EXAMPLES = [
