@@ -124,6 +124,8 @@ def show(differences: Sequence[Difference]) -> None:
         for each in differences
     ]
     table("B against A", ["metric", "B / A", "95 % interval", "verdict", "shows", "rounds"], rows)
+    print("verdict: same, where the interval holds 1; unsure, where only chance among so many figures may leave it out")
+    print("shows: the smallest change that as many rounds with this spread would have shown")
 
 
 def baseline(path: Path, metric: str) -> Result:

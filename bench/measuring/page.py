@@ -30,8 +30,8 @@ tables and one line of JSON, and leaves the result in `runs/bench/NAME.json` (`N
 | `rocstar bench ask` | runs the commands that answer a researcher's questions (below) |
 | `rocstar bench compare NAME other=DIR` | runs two checkouts in turns and says with intervals whether they differ |
 | `rocstar bench compare A.json B.json` | compares two results of one machine and the same options |
-| `rocstar bench NAME baseline=F metric=M gate=5` | ends with code 1 where a figure is surely worse by more than 5 %, 2: incomparable |
-| `rocstar bench sweep NAME over=FIELD:1,2,4` | runs a bench or a recipe with each value of an option, and goes on where it was |
+| `rocstar bench NAME baseline=F metric=M gate=5` | ends with code 1 where a figure is surely worse by over 5 % |
+| `rocstar bench sweep NAME over=FIELD:1,2,4` | runs a bench or a recipe with each value of an option |
 | `rocstar bench profile RECIPE` | puts a real run under a sampling profiler |
 | `rocstar bench stage my.py:stage feed=RUN` | feeds recorded groups to one stage of yours |
 | `rocstar bench rivals RUN step=N` | simulates a recorded step under other placement policies |
