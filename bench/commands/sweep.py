@@ -25,9 +25,10 @@ from typing import Annotated
 from bench import ROOT
 from bench.catalogue import CATALOGUE
 from bench.measuring import recipe_run, sweep_plot
-from bench.measuring.disturbance import Surroundings, reason
+from bench.measuring.disturbance import ROUNDS, Surroundings, reason
 from bench.measuring.result import Case, Result, cell, gathered, name_of, summarised
 from bench.measuring.run import commit, environment
+from bench.measuring.sweep_plot import beside_others
 from bench.measuring.terminal import say, table, written
 from engine.console.options import Positional, Rest, parse
 from sandbox.require import at_least, none_or, require
@@ -85,13 +86,21 @@ def main(argv: Sequence[str]) -> int:
 
 def show(options: Options, points: Points) -> None:
     rows = rows_of(points, options.metric)
-    table(options.target, ["", *(_label(chosen) for chosen, _ in points)], rows)
+    table(
+        options.target,
+        ["", *(f"{_label(chosen)}{' *' if beside_others(result) else ''}" for chosen, result in points)],
+        rows,
+    )
     for name, metric in {name: metric for _, result in points for name, metric in result.metrics.items()}.items():
         if any(row[0].rpartition("/")[2] == name for row in rows):
             print(f"{name}: {metric.doc}")
     for chosen, result in points:
-        if result.disturbed:
-            print(f"no ratio is shown of {_label(chosen)}: {result.disturbed}")
+        if beside_others(result):
+            print(
+                f"* {_label(chosen)}: {result.disturbed}, so its times say little. Fix: run it alone, with fresh=true"
+            )
+    if not options.is_recipe and any(result.disturbed for _, result in points):
+        print(f"-: no ratio is shown of a point that was disturbed or has fewer than {ROUNDS} rounds")
     over = options.over.partition(":")[0]
     draw = partial(sweep_plot.draw, points=points, over=over, metrics=panels(options, points))
     print(f"plot: {written(PLOT, draw)}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.measuring.disturbance import MOST
 from bench.measuring.metric import Kind
 from bench.measuring.result import Case, Result
 
@@ -42,13 +43,21 @@ def _panel(axis: Any, points: Points, over: str, case: Case | None, name: str) -
         [line] = axis.plot(at, [metric.scale * summary for _, summary, _ in samples], "-", linewidth=1, label=label)
         for place, (_, _, values) in zip(at, samples, strict=True):
             axis.plot([place] * len(values), [metric.scale * value for value in values], ".", color=line.get_color())
-    axis.set_xticks(range(len(places)), places, fontsize=8)
-    axis.set_xlabel(over, fontsize=9)
+    disturbed = {chosen[over] for chosen, result in points if beside_others(result)}
+    axis.set_xticks(
+        range(len(places)), [f"{place}{' *' if place in disturbed else ''}" for place in places], fontsize=8
+    )
+    axis.set_xlabel(f"{over}{'   (*: others used the machine)' if disturbed else ''}", fontsize=9)
     axis.set_ylabel(f"{metric.title}{f', {metric.unit.strip()}' if metric.unit else ''}", fontsize=9)
     left_out = f"; {len(lines) - MOST_LINES} cases are left out" if len(lines) > MOST_LINES else ""
     axis.set_title(textwrap.fill(f"{metric.doc}{left_out}", 52), fontsize=7)
     if len(lines) > 1:
         axis.legend(fontsize=6)
+
+
+def beside_others(result: Result) -> bool:
+    """Returns whether other processes used so much of the machine that the times of a point say little."""
+    return not result.simulated and result.environment.others > MOST
 
 
 def lines_of(

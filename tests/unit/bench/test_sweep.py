@@ -39,6 +39,16 @@ def test_a_ratio_of_a_disturbed_point_is_neither_shown_nor_drawn():
     assert lines_of(disturbed, "n", None, "step_s") == {"step_s": [("1", 1.0, [1.0]), ("2", 2.0, [2.0])]}
 
 
+def test_a_point_beside_which_others_used_the_machine_is_marked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (quiet, first), (busy, second) = points_of()[0], points_of(others=0.6, disturbed="others used 60 %")[1]
+    sweep.show(parse(Options, ["step", "over=n:1,2"]), [(quiet, first), (busy, second)])
+    shown = capsys.readouterr().out
+    assert "n=2 *" in shown
+    assert "n=1 *" not in shown
+    assert "* n=2: others used 60 %" in shown
+
+
 def test_the_plot_has_the_figures_that_answer_the_question_unless_one_is_chosen(tmp_path):
     every = parse(Options, ["step", "over=n:1,2"])
     assert panels(every, points_of()) == [(None, "step_s")]
