@@ -21,8 +21,9 @@ HEAD = """# Benches
 
 `rocstar bench page` makes this page from `bench/results`, a JSON file for each bench: do not edit it.
 `rocstar bench NAME` runs one bench (`quick=true`: its short form, `make bench`: all of them in that form). It prints
-tables and one line of JSON, and leaves the result in `runs/bench/NAME.json` (`NAME.quick.json`); copy that file to
-`bench/results` to show it here, that of the short form to `bench/results/quick/NAME.json` to show how long it takes.
+tables and one line of JSON, and leaves the result in `runs/bench/NAME.json` (`NAME.quick.json`). Copy that file to
+`bench/results` to show it here; that of the short form, as `NAME.json`, to `bench/results/quick`: then `rocstar bench
+list` says how long it takes.
 
 | command | what it does |
 | --- | --- |
