@@ -104,8 +104,9 @@ class Questions:
 
     def _now(self, query: Query) -> dict[str, Any]:
         run = self.run(query)
-        diagnosis: Diagnosis = diagnose(run.rows, run.config, run.summary)
-        measured = not run.rows or any(metric.REPLICAS_BUSY_S in row for row in run.rows)
+        diagnosis: Diagnosis = diagnose(run.rows, run.config, run.summary, ended=run.state != "running")
+        steps = [row for row in run.rows if metric.TIME_STEP_S in row]
+        measured = not steps or any(metric.REPLICAS_BUSY_S in row for row in steps)
         pace = pace_of(run.rows, run.state, run.age_s, run.ended)
         return asdict(diagnosis) | {"measured": measured, "pace": asdict(pace)}
 

@@ -317,7 +317,7 @@
  * @typedef {{
  *   step: number,
  *   ages: Record<string, number>,
- *   positions: { position: number[], mismatch: number[], entropy: number[] },
+ *   positions: { position: number[], mismatch: (number | null)[], entropy: number[] },
  * }} TokenFigures
  */
 
