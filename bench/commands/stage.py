@@ -36,6 +36,7 @@ from engine.types import Group
 from sandbox.require import positive, require
 
 PLOT = Path("runs/bench/stage.png")
+NOTABLE = 0.01  # a line that blocks the loop for a smaller share of the time is not shown: it may be the machine
 GRACE_S = 1.0  # what the stage holds when the time is over may come out within this time
 
 
@@ -219,7 +220,11 @@ def show(name: str, measured: Measured, pace_per_s: float | None) -> None:
         ["blocked on input", f"{stats.blocked_in_s:.3f} s"],
         ["blocked on output", f"{stats.blocked_out_s:.3f} s"],
     ]
-    rows += [[f"blocked the event loop at {place}", f"{at_s:.3f} s"] for place, at_s in measured.blocked_at.items()]
+    rows += [
+        [f"blocked the event loop at {place}", f"{at_s:.3f} s"]
+        for place, at_s in measured.blocked_at.items()
+        if at_s >= NOTABLE * measured.seconds
+    ]
     table(name, ["", ""], rows)
     print(f"plot: {written(PLOT, partial(draw, name=name, measured=measured, pace_per_s=pace_per_s))}")
     if pace_per_s is not None and stats.items_in / measured.seconds < pace_per_s:
@@ -252,7 +257,7 @@ def draw(path: Path, *, name: str, measured: Measured, pace_per_s: float | None)
         "busy": "#0060c0",
         "waits for input": "0.8",
         "waits for output": "0.6",
-        "held": "#d08000",
+        "held": "#b05000",
         "free": "0.93",
     }
     figure = Figure(figsize=(7, 0.9 + 0.5 * len(bars)), layout="constrained")
@@ -268,6 +273,7 @@ def draw(path: Path, *, name: str, measured: Measured, pace_per_s: float | None)
                 )
             left += share
     axes.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
+    axes.set_xlim(0, 100)
     axes.invert_yaxis()
     axes.set_xlabel("% of the time", fontsize=8)
     axes.set_title(f"{name}: {stats.items_in / measured.seconds:,.0f} items per second", fontsize=9)
