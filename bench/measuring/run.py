@@ -4,7 +4,7 @@ Invariants
 - No ratio is shown of a run in which others used the machine, or which has too few rounds; the result says why under
   "disturbed".
 - A gate that cannot judge says so with exit code 2, before the bench runs where that is known: 1 is for "worse" alone.
-- Ctrl-C ends a bench with what its whole rounds give, if there are any, and exit code 130.
+- Ctrl-C ends a bench with what its whole rounds give, if there are any, and exit code 130; an error with exit code 1.
 - What is given on the command line is measured: `quick=true` changes only what is not given.
 """
 
@@ -15,6 +15,7 @@ import platform
 import shlex
 import subprocess
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +70,9 @@ def run(name: str, bench: Bench[Any], argv: Sequence[str], *, doc: str | None) -
         except BenchFailed as error:
             code = 1
             say(f"error: {error}")
+        except Exception:  # a bug, or an engine that died: hours of finished rounds are not lost by it
+            code = 1
+            traceback.print_exc()
         others = surroundings.others()
     if not rounds:
         return code

@@ -89,7 +89,9 @@ def test_few_rounds_and_a_busy_machine_have_no_ratio(around, capsys, monkeypatch
     assert reason(0.05, 3) is None
 
 
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BenchFailed("it is lost"), 1)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (BenchFailed("it is lost"), 1), (RuntimeError("a bug"), 1)]
+)
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_an_end_in_the_middle_shows_what_whole_rounds_give(error, code, rounds, around, capsys):
     def measure(options, keep):
