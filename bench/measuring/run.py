@@ -70,7 +70,9 @@ def run(name: str, bench: Bench[Any], argv: Sequence[str], *, doc: str | None) -
         except BenchFailed as error:
             code = 1
             say(f"error: {error}")
-        except Exception:  # a bug, or an engine that died: hours of finished rounds are not lost by it
+        except Exception as error:  # a bug, or an engine that died: hours of finished rounds are not lost by it
+            if isinstance(error, ValueError) and not rounds:
+                raise  # a mistake of the user's, which is one line
             code = 1
             traceback.print_exc()
         others = surroundings.others()

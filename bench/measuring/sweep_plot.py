@@ -50,7 +50,9 @@ def _panel(axis: Any, points: Points, over: str, case: Case | None, name: str) -
     axis.set_xlabel(f"{over}{'   (*: others used the machine)' if disturbed else ''}", fontsize=9)
     axis.set_ylabel(f"{metric.title}{f', {metric.unit.strip()}' if metric.unit else ''}", fontsize=9)
     left_out = f"; {len(lines) - MOST_LINES} cases are left out" if len(lines) > MOST_LINES else ""
-    axis.set_title(textwrap.fill(f"{metric.doc}{left_out}", 52), fontsize=7)
+    axis.set_title(textwrap.fill(f"{metric.title}: {metric.doc}{left_out}", 52), fontsize=7)
+    if not lines:
+        axis.text(0.5, 0.5, "no ratio of a disturbed point is shown", transform=axis.transAxes, ha="center", fontsize=8)
     if len(lines) > 1:
         axis.legend(fontsize=6)
 
