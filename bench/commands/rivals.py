@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from bench.measuring.terminal import say
+from bench.measuring.rivals_plot import draw
+from bench.measuring.terminal import say, written
 from bench.placement.policies import OURS, POLICIES, Setting
 from bench.placement.workload import Traced, Turn
 from bench.simulator.fit import Values, fitted
@@ -42,6 +44,7 @@ MADE: dict[str, Callable[[Setting], Balancer]] = {
     **POLICIES,
     OURS: lambda setting: KvAware(setting.longest_tokens, moves=0),  # as `engine.assembly.training` makes it
 }
+PLOT = Path("runs/bench/rivals.png")
 BLOCK = 32  # tokens of a KV block, as `engine.assembly.training` has it
 FEWEST = 100  # engine steps of which a fit is made: those of the step, and of the ones before as needed
 POLL_S, BUFFER_TOKENS, USUAL_TOKENS = (
@@ -72,6 +75,10 @@ def main(argv: Sequence[str]) -> int:
     answer = compare(recorded(options.run, options.step))
     print(answer["sentence"])
     print(answer["lever"])
+    ratios = {row["policy"]: row["ratio"] for row in answer["rows"]}
+    levers = {lever["lever"]: lever["ratio"] for lever in answer["levers"]}
+    drawn = partial(draw, ratios=ratios, levers=levers, fidelity=answer["fidelity"])
+    print(f"plot: {written(PLOT, drawn)}")
     print(json.dumps(answer))
     return 0
 

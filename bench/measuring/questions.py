@@ -52,7 +52,7 @@ QUESTIONS = {
         text="Which placement policy suits my trace?",
         commands=("rocstar bench rivals runs/ask step=8",),
         keep=r"^[^{]",
-        picture="",
+        picture="runs/bench/rivals.png",
         reading="The step is the recorded one, the engines are simulated with costs fitted to the run.",
     ),
     "stage": Question(
@@ -126,5 +126,5 @@ def section(answers: Mapping[str, Answer]) -> str:
         lines += [f"### {question.text}", "", "```", *question.commands, "```", ""]
         lines += [f"It took {answer.wall_s:.0f} s on {answer.machine}{beside} ({answer.date}, commit {answer.commit}):"]
         lines += ["", "```", answer.printed, "```", "", question.reading, ""]
-        lines += [f"![{question.text}]({picture})", ""] if question.picture else []
+        lines += [f"![{question.text}]({picture})", ""]
     return "\n".join(lines)
