@@ -246,7 +246,7 @@ def measure(options: Options, keep: Keep) -> None:
     time.sleep(LOOK_S)
     if (others := meter.share() or 0.0) > QUIET:
         raise BenchFailed(
-            f"others use {100 * others:.0f} % of the machine, at most {100 * QUIET:.0f} % is quiet enough"
+            f"others use {100 * others:.0f} % of the machine, above {100 * QUIET:.0f} %. Fix: run it alone"
         )
     steps = SKIP + 2 * options.rounds
     say(f"a quick start of {steps} steps")
