@@ -60,15 +60,20 @@ def answered(question: Question) -> Answer:
     around = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
     printed, began = "", time.monotonic()
     with Surroundings() as surroundings:
-        for command in question.commands:
-            say(command)
-            done = subprocess.run(
-                command, shell=True, cwd=ROOT, env=around, stdout=subprocess.PIPE, text=True, check=True
-            )
-            printed += done.stdout
+        try:
+            for command in question.commands:
+                say(command)
+                done = subprocess.run(
+                    command, shell=True, cwd=ROOT, env=around, stdout=subprocess.PIPE, text=True, check=True
+                )
+                printed += done.stdout
+        finally:
+            if question.after:
+                subprocess.run(question.after, shell=True, cwd=ROOT, env=around, check=False)
         others = surroundings.others()
     here = environment(load_before=0.0, others=others)
     return Answer(
+        commands=question.commands,
         printed=shown(printed, question.keep),
         wall_s=round(time.monotonic() - began, 1),
         date=time.strftime("%Y-%m-%d"),

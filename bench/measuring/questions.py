@@ -20,8 +20,8 @@ HEAD = """A researcher's questions, each answered by commands that take less tha
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """commands: for a shell at the checkout, the last ones clean up where they begin with git. keep: which of the
-    printed lines are shown, a regular expression. picture: what the commands draw. reading: how to read the answer.
+    """commands: for a shell at the checkout. keep: which of the printed lines are shown, a regular expression. picture:
+    what the commands draw. reading: how to read the answer. after: what cleans up, also after a failure.
     """
 
     text: str
@@ -29,6 +29,7 @@ class Question:
     keep: str
     picture: str
     reading: str
+    after: str = ""
 
 
 QUESTIONS = {
@@ -79,8 +80,8 @@ QUESTIONS = {
         commands=(
             "git worktree add --force --detach runs/before HEAD~1",
             "rocstar bench compare learner other=runs/before quick=true",
-            "git worktree remove --force runs/before",
         ),
+        after="git worktree remove --force runs/before",
         keep=r"^[^H]",
         picture="runs/bench/compare.png",
         reading="Rounds of both checkouts are run in turns. The column `shows` says how small a change so many rounds "
@@ -92,6 +93,7 @@ QUESTIONS = {
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What the commands of a question printed. wall_s: all of them. others: as in `Environment`."""
 
+    commands: tuple[str, ...]
     printed: str
     wall_s: float
     date: str
@@ -123,7 +125,7 @@ def section(answers: Mapping[str, Answer]) -> str:
         question = QUESTIONS[name]
         picture = f"ask/{name}.png" if question.picture.startswith("runs/") else f"../{question.picture}"
         beside = f"; other processes used {100 * answer.others:.0f} % of it meanwhile" if answer.others > 0.1 else ""
-        lines += [f"### {question.text}", "", "```", *question.commands, "```", ""]
+        lines += [f"### {question.text}", "", "```", *answer.commands, "```", ""]
         lines += [f"It took {answer.wall_s:.0f} s on {answer.machine}{beside} ({answer.date}, commit {answer.commit}):"]
         lines += ["", "```", answer.printed, "```", "", question.reading, ""]
         lines += [f"![{question.text}]({picture})", ""]

@@ -8,13 +8,27 @@ from bench.measuring.questions import QUESTIONS, Answer, load, section
 
 
 def an_answer(**given):
-    values = {"printed": "a line", "wall_s": 61.2, "date": "2026-01-02", "commit": "abc1234", "machine": "2 cores"}
+    values = {
+        "commands": ("rocstar bench stage my.py:stage",),
+        "printed": "a line",
+        "wall_s": 61.2,
+        "date": "2026-01-02",
+        "commit": "abc1234",
+        "machine": "2 cores",
+    }
     return Answer(**{**values, "others": 0.0, **given})
 
 
 def test_an_answer_is_shown_with_its_commands_its_seconds_and_its_picture():
     text = section({"stage": an_answer()})
-    for part in (*QUESTIONS["stage"].commands, "61 s on 2 cores", "abc1234", "a line", "](ask/stage.png)"):
+    for part in (
+        "rocstar bench stage my.py:stage",
+        QUESTIONS["stage"].reading,
+        "61 s on 2 cores",
+        "abc1234",
+        "a line",
+        "](ask/stage.png)",
+    ):
         assert part in text
     assert "other processes" not in text
     assert "other processes used 60 %" in section({"stage": an_answer(others=0.6)})
