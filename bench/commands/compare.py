@@ -88,7 +88,7 @@ def _checkouts(name: str, other: Path, options: Options) -> int:
     """
     samples: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
     places = (ROOT, other)
-    code, counted = 0, 0
+    code = counted = lost = 0
     try:
         for number in range(options.rounds):
             pair = {}
@@ -100,6 +100,9 @@ def _checkouts(name: str, other: Path, options: Options) -> int:
             _promising(*rounds, options.metric)
             if (why := _disturbed(pair.values())) and not options.force:
                 say(f"round {number + 1} does not count: {why}")
+                lost += 1
+                if options.rounds - lost < LEAST_ROUNDS:
+                    break
                 continue
             counted += 1
             for which in (0, 1):

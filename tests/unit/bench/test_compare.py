@@ -159,10 +159,19 @@ def test_rounds_that_are_finished_survive_an_end_in_the_middle(end, code, checko
 
 
 def test_a_disturbed_pair_does_not_count(checkouts, capsys):
-    _, rounds = checkouts
-    rounds += [a_round(1.0, others=0.9 if n == 3 else 0.0) for n in range(6)]
-    assert main(["compare", "step", "other=there", "rounds=3"]) == 2
+    asked, rounds = checkouts
+    rounds += [a_round(1.0, others=0.9 if n == 3 else 0.0) for n in range(8)]
+    assert main(["compare", "step", "other=there", "rounds=4"]) == 0
     assert "90 %" in capsys.readouterr().err
+    assert len(asked) == 8
+
+
+def test_a_comparison_ends_when_too_few_rounds_can_count(checkouts, capsys):
+    asked, rounds = checkouts
+    rounds += [a_round(1.0, others=0.9) for _ in range(8)]
+    assert main(["compare", "step", "other=there", "rounds=4"]) == 2
+    assert len(asked) == 4
+    assert "fewer than 3" in capsys.readouterr().err
 
 
 def test_a_figure_that_one_lacks_is_named_after_the_first_pair(checkouts, capsys):
