@@ -116,7 +116,7 @@ def _checkouts(name: str, other: Path, options: Options) -> int:
         say(f"error: a run ended with exit code {error.returncode}; see above. The finished rounds follow")
     say(f"the rounds are kept in {KEPT / name}")
     if counted < LEAST_ROUNDS:
-        say(f"error: {counted} rounds are left to compare, fewer than {LEAST_ROUNDS}. Fix: run it alone, or force=true")
+        say(f"error: {counted} of the rounds count, {LEAST_ROUNDS} must. Fix: run it alone, or force=true")
         return code or 2
     tell(compared(*samples, paired=True, metric=options.metric), f"{name}: {other} (B) against {ROOT} (A)")
     return code
