@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -73,6 +74,7 @@ class Questions:
         if self.follow:
             for run in self.runs:
                 run.refresh()
+        now = time.time()
         runs = [
             {
                 "name": run.name,
@@ -86,10 +88,12 @@ class Questions:
                 "recorded": run.recorded.steps,
                 "timeline": run.recorded.timeline_steps,
                 "problems": run.problems,
+                "changed_at": round(now - run.age_s),
+                "step_s": pace_of(run.rows, run.state, run.age_s, run.ended).step_s,
             }
             for run in self.runs
         ]
-        return {"follow": self.follow, "runs": runs}
+        return {"follow": self.follow, "now": now, "runs": runs}
 
     def _metrics(self, query: Query) -> dict[str, Any]:
         """Returns the rows from `after` on, as columns. A row may be of a training step, an evaluation, or both."""

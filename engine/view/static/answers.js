@@ -25,7 +25,7 @@
  * }} Actions
  */
 
-/** @typedef {{ follow: boolean, runs: Run[] }} Runs */
+/** @typedef {{ follow: boolean, now: number, runs: Run[] }} Runs */
 
 /**
  * @typedef {{
@@ -40,6 +40,8 @@
  *   recorded: number[],
  *   timeline: number[],
  *   problems: string[],
+ *   changed_at: number,
+ *   step_s: number | null,
  * }} Run
  */
 
@@ -57,6 +59,7 @@
  *   advice: Finding[],
  *   lost: Record<string, number>,
  *   steps: [number, number] | null,
+ *   figures: Record<string, number | null>,
  *   measured: boolean,
  *   pace: Pace,
  * }} Now
