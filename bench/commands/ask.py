@@ -1,6 +1,6 @@
 """A researcher's questions: runs the commands that answer them, and keeps what they print, for bench/README.md.
 
-    rocstar bench ask [limit,staleness,placement,stage,scale,commit]
+    rocstar bench ask [limit staleness placement stage scale commit]
 
 Each answer goes to bench/ask: NAME.json with what was printed, the seconds that it took and where, and NAME.png, the
 picture that the command drew. `limit` makes the run that `placement` and `stage` read. After it: rocstar bench page.
@@ -30,7 +30,7 @@ from sandbox.require import one_of, require
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    questions: Annotated[tuple[str, ...], Positional("names of questions; all by default")] = ()
+    questions: Annotated[tuple[str, ...], Positional(f"{', '.join(QUESTIONS)}; all by default")] = ()
 
     def __post_init__(self) -> None:
         for name in self.questions:
