@@ -1,10 +1,11 @@
 """Benches by one command.
 
-    rocstar bench list                            the benches, and the question that each answers
+    rocstar bench list                            the benches, the question that each answers, and how long it takes
+    rocstar bench ask                             a researcher's questions, each answered within ten minutes
     rocstar bench NAME [field=value ...]          one bench; --help lists its options, quick=true is its short form
     rocstar bench NAME json=F                     keeps the result in F too
     rocstar bench NAME baseline=F metric=M gate=5    ends with code 1 where M is surely worse than in F by more than 5 %
-    rocstar bench sweep NAME over=a:1,2,4         a bench with each value of an option, as a table and a plot
+    rocstar bench sweep NAME over=a:1,2,4         a bench or a recipe with each value of an option: a table, a plot
     rocstar bench compare A.json B.json           two results: intervals and a verdict for each figure
     rocstar bench compare NAME other=DIR          two checkouts, round by round in turns
     rocstar bench profile RECIPE steps=5          a recipe's run: a flame graph, and each stage's time
@@ -22,13 +23,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bench.catalogue import CATALOGUE
-from bench.commands import compare, profile, rivals, stage, sweep
+from bench.commands import ask, compare, listing, profile, rivals, stage, sweep
 from bench.measuring import page
 from bench.measuring.run import run
 from engine.telemetry.watchdog import exit_process
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "ask": ask.main,
     "compare": compare.main,
+    "list": listing.main,
     "page": page.main,
     "profile": profile.main,
     "rivals": rivals.main,
@@ -43,10 +46,6 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 0
     name, *arguments = argv
-    if name == "list":
-        for bench, entry in CATALOGUE.items():
-            print(f"{bench:12}{entry.question}")
-        return 0
     try:
         if name in COMMANDS:
             return COMMANDS[name](arguments)
@@ -56,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    known = ", ".join([*CATALOGUE, *COMMANDS, "list"])
+    known = ", ".join([*CATALOGUE, *COMMANDS])
     print(f"error: there is no bench {name!r}. Fix: one of {known}", file=sys.stderr)
     return 2
 

@@ -30,7 +30,7 @@ CATALOGUE = {  # in the order of bench/README.md
     "streaming": Entry("streaming.streaming", "What does dispatching a tool call at its closing tag save?"),
     "learner": Entry("learner", "How fast is the learner against its bare model?"),
     "long_rows": Entry("long_rows", "What do long rows and a large vocabulary take in the learner?"),
-    "step": Entry("step", "How long is a step against its slower side, strict and overlapped?"),
+    "step": Entry("step", "What does staleness buy: a step strict and overlapped, against its slower side?"),
     "recording": Entry("recording", "What does recording a run cost?"),
     "weights": Entry("weights", "How long does a weight update take, by size and transport?"),
     "mismatch": Entry("mismatch", "How far apart are the log-probabilities of sampler and learner?"),

@@ -126,7 +126,8 @@ def inclusion(penalties_P: NDArray[np.float64], smoothing: float, count: int) ->
 
     It is the probability that the clock of i rings at time t and fewer than `count` of the others before it, integrated
     over t by Gauss-Legendre quadrature in u = exp(-rate_i t). The number of others that have rung by t is a sum of
-    independent bits, whose distribution is built bit by bit.
+    independent bits, whose distribution is built bit by bit. Those with the same penalty have the same probability,
+    which is computed once.
 
     >>> inclusion(np.asarray([0.0, 0.0, 0.0, 0.0]), 0.05, 1).round(6).tolist()
     [0.25, 0.25, 0.25, 0.25]
@@ -135,17 +136,18 @@ def inclusion(penalties_P: NDArray[np.float64], smoothing: float, count: int) ->
     if count >= total:
         return np.ones(total)
     rates_P = 1 / (penalties_P + smoothing)
+    rates_D, first_D, which_P = np.unique(rates_P, return_index=True, return_inverse=True)  # D: the different rates
     u_Q, weights_Q = _quadrature()
-    # [p, c, q]: the probability that c of the others have rung when p rings at point q
-    rung_PCQ = np.zeros((total, count, len(u_Q)))
-    rung_PCQ[:, :1] = 1.0
+    # [d, c, q]: the probability that c of the others have rung when the first one with rate d rings at point q
+    rung_DCQ = np.zeros((len(rates_D), count, len(u_Q)))
+    rung_DCQ[:, :1] = 1.0
     for other, rate in enumerate(rates_P):
-        chance_PQ = 1 - u_Q ** (rate / rates_P)[:, None]  # the probability that `other` has rung by then
-        chance_PQ[other] = 0.0
-        before_PCQ = rung_PCQ[:, :-1] * chance_PQ[:, None]
-        rung_PCQ *= 1 - chance_PQ[:, None]
-        rung_PCQ[:, 1:] += before_PCQ
-    return np.asarray((rung_PCQ.sum(1) * weights_Q).sum(1))
+        chance_DQ = 1 - u_Q ** (rate / rates_D)[:, None]  # the probability that `other` has rung by then
+        chance_DQ[first_D == other] = 0.0
+        before_DCQ = rung_DCQ[:, :-1] * chance_DQ[:, None]
+        rung_DCQ *= 1 - chance_DQ[:, None]
+        rung_DCQ[:, 1:] += before_DCQ
+    return np.asarray((rung_DCQ.sum(1) * weights_Q).sum(1)[which_P])
 
 
 @functools.cache

@@ -365,4 +365,10 @@ def figures(facts: Facts, seconds: Mapping[str, float]) -> Figures:
     }
 
 
-BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "3", "trajectories": "32"})
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("tokens_per_s", "learner_is", "passes_s"),
+    quick={"rounds": "3", "trajectories": "32"},
+)

@@ -209,7 +209,13 @@ def main() -> None:
         print(json.dumps(measure_here(case, folder)))
 
 
-BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "1", "tokens": "512,1024"})
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("tokens_per_s", "peak_bytes"),
+    quick={"rounds": "1", "tokens": "512,1024"},
+)
 
 if __name__ == "__main__":
     main()

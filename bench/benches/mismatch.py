@@ -197,4 +197,10 @@ async def scored(options: Options, dtype: Dtype, batches: Sequence[Batch], folde
         return [await learner.score(batch) for batch in batches]
 
 
-BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "1", "trajectories": "128"})
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("mean", "max", "kl"),
+    quick={"rounds": "1", "trajectories": "128"},
+)

@@ -31,7 +31,8 @@ GOAL = 0.9  # held-out accuracy whose time is told
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    rounds: Annotated[int, "seeds, from 0"] = 3
+    rounds: Annotated[int, "seeds"] = 3
+    seed: Annotated[int, "the first seed"] = 0
     steps: Annotated[int, "steps of a run"] = 40
     fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
 
@@ -80,8 +81,9 @@ def run_once(fields: Sequence[str]) -> Run:
 
 
 def measure(options: Options, keep: Keep) -> None:
-    for seed in range(options.rounds):
-        say(f"round {seed + 1} of {options.rounds}: {options.steps} steps with seed {seed}")
+    for number in range(options.rounds):
+        seed = options.seed + number
+        say(f"round {number + 1} of {options.rounds}: {options.steps} steps with seed {seed}")
         run = run_once([f"steps={options.steps}", f"seed={seed}", *options.fields])
         keep({"": figures(run, options.steps)})
 
@@ -109,4 +111,10 @@ def figures(run: Run, steps: int) -> dict[str, float]:
     return values | ({"to_goal_s": reached[0]} if reached else {})
 
 
-BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "1", "steps": "8"})
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("accuracy_final", "step_s", "train_s", "to_goal_s"),
+    quick={"rounds": "1", "steps": "8"},
+)

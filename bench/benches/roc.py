@@ -23,7 +23,8 @@ ALGORITHMS = ("roc", "grpo")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    rounds: Annotated[int, "seeds, from 0"] = 3
+    rounds: Annotated[int, "seeds"] = 3
+    seed: Annotated[int, "the first seed"] = 0
     steps: Annotated[int, "steps of a run"] = 8
     fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
 
@@ -38,13 +39,20 @@ METRICS = {
 
 
 def measure(options: Options, keep: Keep) -> None:
-    for seed in range(options.rounds):
+    for number in range(options.rounds):
+        seed = options.seed + number
         figures = {}
         for algorithm in ALGORITHMS:
-            say(f"round {seed + 1} of {options.rounds}: {options.steps} steps of {algorithm} with seed {seed}")
+            say(f"round {number + 1} of {options.rounds}: {options.steps} steps of {algorithm} with seed {seed}")
             fields = [f"algorithm={algorithm}", f"steps={options.steps}", f"seed={seed}", f"eval_every={options.steps}"]
             figures[algorithm] = run_once([*fields, *options.fields]).evaluation(options.steps)
         keep(figures)
 
 
-BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "1", "steps": "4"})
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("accuracy", "tool_errors"),
+    quick={"rounds": "1", "steps": "4"},
+)

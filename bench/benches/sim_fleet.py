@@ -187,6 +187,7 @@ BENCH = Bench(
     options=Options,
     metrics=METRICS,
     measure=measure,
+    headline=("over_bound", "regret", "worst", "preemptions"),
     quick={
         "rounds": "1",
         "replicas": "2",

@@ -1,9 +1,11 @@
-"""How long is a training step against its slower side, strictly on-policy and with steps that overlap?
+"""What does staleness buy? Steps strictly on-policy and with steps that overlap, against their slower side.
 
-    rocstar bench step [rounds=3] [steps=12] [staleness=0,1] [field=value of the quick start ...]
+    rocstar bench step [rounds=3] [steps=12] [staleness=0,1,2] [field=value of the quick start ...]
 
 The run is the ordinary one (recipes/quickstart.py), in a process of its own; rounds are interleaved. The steps after
-the second count, without evaluations.
+the second count, without evaluations; the accuracy is that after the last step, of 256 held-out problems. For whole
+learning curves, and the time until an accuracy is reached: rocstar bench sweep recipes/quickstart.py
+over=max_staleness:0,1,2.
 
 A side is busy in the union of some spans of the timeline: for rollouts those in which anything was generated or a tool
 ran (not while weights were loaded, when requests stall), for the learner those in which it trained or weights were
@@ -28,7 +30,7 @@ from typing import Annotated, Any
 
 from bench import ROOT
 from bench.measuring.bench import Bench, BenchFailed, Keep
-from bench.measuring.metric import Kind, Metric, count, ratio, seconds, share
+from bench.measuring.metric import Kind, Metric, count, rate, ratio, seconds, share
 from bench.measuring.processes import ROLES, child, cpu_seconds
 from bench.measuring.terminal import say
 from engine import metric_names as metric
@@ -37,6 +39,7 @@ from sandbox.require import Rule, at_least, require_fields
 
 SKIP = 2  # first steps, in which caches and the allocator warm up
 SAMPLE_S = 0.02
+PROBLEMS = 256  # of an evaluation
 Span = tuple[float, float]
 
 
@@ -44,7 +47,7 @@ Span = tuple[float, float]
 class Options:
     rounds: Annotated[int, "runs with each bound"] = 3
     steps: Annotated[int, "steps of a run"] = 12
-    staleness: Annotated[tuple[int, ...], "bounds of the staleness; 0 is strict"] = (0, 1)
+    staleness: Annotated[tuple[int, ...], "bounds of the staleness; 0 is strict"] = (0, 1, 2)
     fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
 
     def __post_init__(self) -> None:
@@ -55,6 +58,9 @@ class Options:
 
 METRICS = {
     "step_s": seconds("step", "without evaluations"),
+    "tokens_per_s": rate("tokens/s", "sampled, per second of a step"),
+    "accuracy": count("accuracy", "held out, after the last step", form=".3f"),
+    "kl": count("KL", "from sampler to learner, nats per token", form=".1e"),
     "rollout_s": seconds("rollouts", "time in which they were busy, per step"),
     "learn_s": seconds("learner", "time in which it was busy, per step"),
     "over_max": ratio("/ larger side", "a step over the larger of its own sides; 1 is a side that never waits"),
@@ -80,6 +86,9 @@ class Run:
     engines_at_learn: float
     goodput: float
     staleness_mean: float
+    tokens_per_s: float
+    accuracy: float
+    kl: float
 
     @property
     def slower_side_s(self) -> float:
@@ -99,6 +108,9 @@ def measure(options: Options, keep: Keep) -> None:
 def figures(run: Run, strict: Run | None, cores: int) -> dict[str, float]:
     return {
         "step_s": run.step_s,
+        "tokens_per_s": run.tokens_per_s,
+        "accuracy": run.accuracy,
+        "kl": run.kl,
         "rollout_s": run.rollout_s,
         "learn_s": run.learn_s,
         "over_max": run.step_s / run.slower_side_s,
@@ -114,7 +126,7 @@ def figures(run: Run, strict: Run | None, cores: int) -> dict[str, float]:
 def run_once(staleness: int, steps: int, fields: Sequence[str]) -> Run:
     """Runs the quick start. Raises BenchFailed where it fails."""
     with tempfile.TemporaryDirectory() as runs:
-        options = [f"runs={runs}", f"steps={steps}", f"eval_every={steps}", "eval_problems=16"]
+        options = [f"runs={runs}", f"steps={steps}", f"eval_every={steps}", f"eval_problems={PROBLEMS}"]
         command = [sys.executable, str(ROOT / "recipes" / "quickstart.py"), f"max_staleness={staleness}"]
         folder = Path(runs) / "quickstart"
         at_step, samples = watched([*command, *options, *fields], folder / "metrics.jsonl")
@@ -123,6 +135,7 @@ def run_once(staleness: int, steps: int, fields: Sequence[str]) -> Run:
         summary = json.loads((folder / "summary.json").read_text())
     first, last = min(n for n in at_step if n >= SKIP), max(n for n in at_step if n < steps)
     spent = at_step[last] - at_step[first]
+    counted = rows[SKIP:]
     return Run(
         step_s=step_s,
         rollout_s=rollout_s,
@@ -130,7 +143,11 @@ def run_once(staleness: int, steps: int, fields: Sequence[str]) -> Run:
         cpu_s={role: used / (last - first) for role, used in spent.most_common()},
         engines_at_learn=at_rest(samples),
         goodput=summary["goodput"],
-        staleness_mean=mean(row[metric.ROLLOUT_STALENESS_MEAN] for row in rows[SKIP:]),
+        staleness_mean=mean(row[metric.ROLLOUT_STALENESS_MEAN] for row in counted),
+        tokens_per_s=sum(row[metric.TOKENS_GENERATED] for row in counted)
+        / sum(row[metric.TIME_STEP_S] for row in counted),
+        accuracy=summary["accuracy_final"],
+        kl=mean(row[metric.LEARNER_KL] for row in counted),
     )
 
 
@@ -221,4 +238,10 @@ def at_rest(samples: Sequence[tuple[float, Counter[str]]]) -> float:
     return engines / learner if learner else 0.0
 
 
-BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "1", "steps": "8"})
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("step_s", "tokens_per_s", "accuracy", "staleness_mean", "kl", "over_strict_max"),
+    quick={"rounds": "1", "steps": "8"},
+)

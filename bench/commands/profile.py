@@ -2,30 +2,33 @@
 
     rocstar bench profile recipes/quickstart.py [steps=5] [rate=50] [torch=true] [field=value of the recipe ...]
 
-py-spy looks at every process of the run: node, replicas, learner, sandbox. runs/bench/profile.svg is a flame graph for
-a browser, runs/bench/profile.txt the same as text (a stack a line, with its samples). The tables say what each stage of
-the pipeline, yours too, did with its time; the lines at which the node's event loop was blocked; and those that took
-most of each process. With torch=true PyTorch's own profiler traces the learner's second batch too, operator by operator
-(runs/bench/learner_trace.json for ui.perfetto.dev, learner_operators.txt). Sampling costs time: compare profiles with
-profiles.
+py-spy looks at every process of the run: node, replicas, learner, sandbox. It begins with the first row of the run's
+metrics (the evaluation before step 1, if there is one), so that what starting takes is left out; so are the samples
+of threads that wait for a lock, a socket or a process. runs/bench/profile.svg is a flame graph for a browser,
+profile.speedscope.json the same for speedscope, which zooms and searches, profile.txt the same as text (a stack a
+line, with its samples). The tables say what each stage of the pipeline, yours too, did with its time; the lines at
+which the node's event loop was blocked; and those that took most of each process. With torch=true PyTorch's own
+profiler traces the learner's second batch too, operator by operator (runs/bench/learner_trace.json for
+ui.perfetto.dev, learner_operators.txt). Sampling costs time: compare profiles with profiles.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+from bench.measuring.flame_graph import flame_graph
+from bench.measuring.stacks import Stack, read, speedscope, working, write_text
 from bench.measuring.terminal import say, table
 from engine import metric_names as metric
 from engine.console.options import Positional, Rest, parse
@@ -34,13 +37,7 @@ from sandbox.require import at_least, require_fields
 FOLDER = Path("runs/bench")
 LINES = 5  # lines shown of each process
 STOP_S = 60.0
-ROLES = {  # a process has the role of the first text that its command line holds
-    "EngineCore": "replica",
-    "engine.learner.launch": "launcher",
-    "algo.learner": "learner",
-    "sandbox": "sandbox",
-    "import sys, types": "sandbox",
-}
+LOOK_S = 0.1
 _LIBRARY = ("site-packages/", "lib/python", "<")
 
 
@@ -100,32 +97,21 @@ def _stage_of(name: str) -> str | None:
     return metric.part_of(metric.STAGE_BUSY_S, name)
 
 
-def hottest(stacks: Iterable[str]) -> dict[str, list[tuple[str, float]]]:
+def hottest(stacks: Iterable[Stack]) -> dict[str, list[tuple[str, float]]]:
     """Returns the LINES that took most of each role's samples, with their share.
 
-    stacks: py-spy's raw lines, "process PID:command;process PID:command;function (file:line);... samples", outermost
-    first. A sample counts for its innermost line that is no library's, else for its innermost line. A replica's always
-    counts for the latter, as it was forked from the node's own code.
+    A sample counts for its innermost line that is no library's, else for its innermost line. A replica's always counts
+    for the latter, as it was forked from the node's own code.
     """
     counted: dict[str, Counter[str]] = defaultdict(Counter)
-    for line in stacks:
-        frames, _, samples = line.strip().rpartition(" ")
-        stack = frames.split(";")
-        calls = [frame for frame in stack if not frame.startswith("process ")]
-        if not calls or not samples.isdigit():
-            continue
-        process = next(frame for frame in reversed(stack) if frame.startswith("process "))  # each below its parent
-        role = _role(process)
-        own = [call for call in calls if not any(mark in call for mark in _LIBRARY)] if role != "replica" else []
-        counted[role][(own or calls)[-1]] += int(samples)
+    for stack in stacks:
+        own = [call for call in stack.calls if not any(mark in call for mark in _LIBRARY)]
+        line = own[-1] if own and stack.role != "replica" else stack.calls[-1]
+        counted[stack.role][line] += stack.samples
     return {
         role: [(line, count / counts.total()) for line, count in counts.most_common(LINES)]
         for role, counts in sorted(counted.items(), key=lambda item: -item[1].total())
     }
-
-
-def _role(process: str) -> str:
-    return next((role for mark, role in ROLES.items() if mark in process), "node")
 
 
 def profiled(recipe: Path, fields: Sequence[str], *, steps: int, rate: int, folder: Path) -> Path:
@@ -135,65 +121,34 @@ def profiled(recipe: Path, fields: Sequence[str], *, steps: int, rate: int, fold
     command = [str(spy), "record", "--subprocesses", "--full-filenames", "--format", "raw", "--rate", str(rate)]
     run = [sys.executable, str(recipe), f"steps={steps}", f"runs={folder}", "name=run", "fresh=true", *fields]
     with subprocess.Popen(run) as going:
-        spying = subprocess.Popen([*command, "--output", str(raw), "--pid", str(going.pid)], stderr=subprocess.DEVNULL)
+        spying = None
         try:
+            if has_begun(folder / "run" / "metrics.jsonl", going):
+                spying = subprocess.Popen(
+                    [*command, "--output", str(raw), "--pid", str(going.pid)], stderr=subprocess.DEVNULL
+                )
             code = going.wait()
         finally:
             going.terminate()
-            spying.send_signal(signal.SIGINT)  # it writes what it has, and does not always end by itself
-            spying.wait(STOP_S)
+            if spying is not None:
+                spying.send_signal(signal.SIGINT)  # it writes what it has, and does not always end by itself
+                spying.wait(STOP_S)
     if code:
         raise subprocess.CalledProcessError(code, run)
     return folder / "run"
 
 
-def flame_graph(raw: Path, svg: Path) -> None:
-    """Draws py-spy's text: a rectangle for each function, as wide as its samples, with its callers below.
-
-    py-spy itself draws only what it samples for a drawing.
-    """
-    root: dict[str, Any] = {}
-    for line in raw.read_text().splitlines():
-        frames, _, samples = line.rpartition(" ")
-        place = root
-        for frame in frames.split(";") if samples.isdigit() else ():
-            box = place.setdefault(frame, [0, {}])
-            box[0] += int(samples)
-            place = box[1]
-    svg.write_text("".join(_drawn(root)))
+def has_begun(metrics: Path, going: subprocess.Popen[bytes]) -> bool:
+    """Waits for the first row of the run's metrics. Returns whether it came before the run ended."""
+    while going.poll() is None:
+        if metrics.is_file() and metrics.stat().st_size:
+            return True
+        time.sleep(LOOK_S)
+    return False
 
 
-WIDTH, HEIGHT = 1600, 17
-
-
-def _drawn(root: Mapping[str, Any]) -> Iterable[str]:
-    total = sum(count for count, _ in root.values()) or 1
-    depth = _depth(root)
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT * depth}" font-family="sans-serif">'
-    yield "<style>text{font-size:11px}g:hover rect{stroke:black}</style>"
-    yield from _boxes(root, 0.0, HEIGHT * (depth - 1), WIDTH / total)
-    yield "</svg>"
-
-
-def _depth(place: Mapping[str, Any]) -> int:
-    return 1 + max((_depth(below) for _, below in place.values()), default=-1)
-
-
-def _boxes(place: Mapping[str, Any], x: float, y: float, scale: float) -> Iterable[str]:
-    for frame, (count, below) in place.items():
-        width = count * scale
-        if width >= 1:
-            name = escape(frame)
-            shown = escape(frame[: int(width / 7)]) if width > 30 else ""
-            hue = sum(map(ord, frame)) % 50
-            box = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT - 1}" fill="hsl({hue},80%,70%)"'
-            yield f"<g><title>{name}: {count}</title><rect {box}/>"
-            yield f'<text x="{x + 3:.1f}" y="{y + 12}">{shown}</text></g>'
-            yield from _boxes(below, x, y - HEIGHT, scale)
-        x += width
-
-
-def show(run: Path, raw: Path) -> None:
+def show(run: Path, stacks: Sequence[Stack], waited: float) -> None:
+    """waited: share of the samples that is left out."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run / "summary.json").read_text())
     seconds = max(row.get(metric.TIME_TRAIN_TOTAL_S, 0.0) for row in rows) or 1.0
@@ -205,13 +160,13 @@ def show(run: Path, raw: Path) -> None:
     blocked = [[place, f"{held_s:.3f} s"] for place, held_s in summary.get("loop_blocked_at", {}).items()]
     if blocked:
         table("where the event loop was blocked", ["line", "for"], blocked)
-    with raw.open() as stacks:
-        lines = [
-            [role if number == 0 else "", line, f"{100 * share:.0f} %"]
-            for role, most in hottest(stacks).items()
-            for number, (line, share) in enumerate(most)
-        ]
-    table("lines that took most, of each process's samples", ["process", "line", "share"], lines)
+    lines = [
+        [role if number == 0 else "", line, f"{100 * share:.0f} %"]
+        for role, most in hottest(stacks).items()
+        for number, (line, share) in enumerate(most)
+    ]
+    title = f"lines that took most, of each process's samples; {100 * waited:.0f} % of all, which waited, are left out"
+    table(title, ["process", "line", "share"], lines)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -227,9 +182,14 @@ def main(argv: Sequence[str]) -> int:
         except subprocess.CalledProcessError as error:
             print(f"error: the run ended with exit code {error.returncode}; see above", file=sys.stderr)
             return 1
-        show(run, folder / "profile.txt")
+        stacks, waited = working(read(folder / "profile.txt"))
+        if not stacks:
+            print("error: the run ended before a step could be profiled. Fix: more steps", file=sys.stderr)
+            return 1
+        show(run, stacks, waited)
         FOLDER.mkdir(parents=True, exist_ok=True)
-        flame_graph(folder / "profile.txt", FOLDER / "profile.svg")
-        shutil.copy(folder / "profile.txt", FOLDER / "profile.txt")
-    say(f"{FOLDER / 'profile.svg'}: a flame graph for a browser; {FOLDER / 'profile.txt'}: the same as text")
+        write_text(stacks, FOLDER / "profile.txt")
+        flame_graph(stacks, FOLDER / "profile.svg")
+        speedscope(stacks, FOLDER / "profile.speedscope.json")
+    say(f"{FOLDER / 'profile.svg'}: a flame graph for a browser; profile.speedscope.json: the same for speedscope")
     return 0

@@ -29,12 +29,14 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from bench.measuring.terminal import say
+from bench.measuring.rivals_plot import draw
+from bench.measuring.terminal import say, written
 from bench.placement.policies import OURS, POLICIES, Setting
 from bench.simulator.fleet import Result, Simulation
 from bench.simulator.recorded_step import Recorded, recorded
@@ -51,6 +53,7 @@ MADE: dict[str, MakePolicy] = {
     **POLICIES,
     OURS: lambda setting: KvAware(setting.longest_tokens, moves=0),  # as `engine.assembly.training` makes it
 }
+PLOT = Path("runs/bench/rivals.png")
 POLL_S, BUFFER_TOKENS, USUAL_TOKENS = (
     5.0,
     512,
@@ -94,6 +97,10 @@ def main(argv: Sequence[str]) -> int:
     answer = compare(step, fleet, policies, predictions(options.run, options.step))
     print(answer["sentence"])
     print(answer["lever"])
+    ratios = {row["policy"]: row["ratio"] for row in answer["rows"]}
+    levers = {lever["lever"]: lever["ratio"] for lever in answer["levers"]}
+    drawn = partial(draw, ratios=ratios, levers=levers, error=answer["error"])
+    print(f"plot: {written(PLOT, drawn)}")
     print(json.dumps(answer))
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -22,12 +22,14 @@ class Bench(Generic[Options]):
     """What `rocstar bench NAME` runs.
 
     measure: gets the options and a function that keeps the figures of a round; a round is whole, or it is not kept. It
-    raises BenchFailed. quick: options of the short form, as they are written on the command line. simulated: no figure
-    depends on what else the machine does.
+    raises BenchFailed. headline: the metrics that answer the bench's question, the first one in every result. quick:
+    options of the short form, as they are written on the command line. simulated: no figure depends on what else the
+    machine does.
     """
 
     options: type[Options]
     metrics: Mapping[str, Metric]
     measure: Callable[[Options, Keep], None]
+    headline: Sequence[str]
     quick: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from algo.eval_stats import student_p
+from bench.measuring.comparable import obstacles
 from bench.measuring.result import Result
 from bench.measuring.terminal import say, table
 
@@ -123,6 +124,8 @@ def show(differences: Sequence[Difference]) -> None:
         for each in differences
     ]
     table("B against A", ["metric", "B / A", "95 % interval", "verdict", "shows", "rounds"], rows)
+    print("verdict: same, where the interval holds 1; unsure, where only chance among so many figures may leave it out")
+    print("shows: the smallest change that as many rounds with this spread would have shown")
 
 
 def baseline(path: Path, metric: str) -> Result:
@@ -137,8 +140,10 @@ def baseline(path: Path, metric: str) -> Result:
 def gate(before: Result, result: Result, *, metric: str, most: float) -> int:
     """Returns 1 where the metric has surely grown by more than `most`, a share; negative: has shrunk by more.
 
-    Raises ValueError where the result has too few rounds to say so.
+    Raises ValueError where the two must not be compared, or the result has too few rounds to say so.
     """
+    if reasons := obstacles(before, result):
+        raise ValueError(f"the gate cannot judge {metric} (A is the baseline): {'; '.join(reasons)}")
     [judged] = compared(before.flat(), result.flat(), paired=False, metric=metric)
     show([judged])
     worse = judged.low > 1 + most if most >= 0 else judged.high < 1 + most

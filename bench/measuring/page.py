@@ -5,29 +5,34 @@ A result is what a bench leaves in runs/bench. The newest one of each bench that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench import ROOT
 from bench.catalogue import CATALOGUE
+from bench.measuring import questions
+from bench.measuring.questions import Answer
 from bench.measuring.result import Result, legend, tables
 
 RESULTS = ROOT / "bench" / "results"
+QUICK = RESULTS / "quick"  # of the short forms, for the time that they take
 PAGE = ROOT / "bench" / "README.md"
 HEAD = """# Benches
 
 `rocstar bench page` makes this page from `bench/results`, a JSON file for each bench: do not edit it.
 `rocstar bench NAME` runs one bench (`quick=true`: its short form, `make bench`: all of them in that form). It prints
-tables and one line of JSON, and leaves the result in `runs/bench/NAME.json`; copy that file to `bench/results` to show
-it here.
+tables and one line of JSON, and leaves the result in `runs/bench/NAME.json` (`NAME.quick.json`). Copy that file to
+`bench/results` to show it here; that of the short form, as `NAME.json`, to `bench/results/quick`: then `rocstar bench
+list` says how long it takes.
 
 | command | what it does |
 | --- | --- |
-| `rocstar bench list` | lists the benches and the question that each answers |
+| `rocstar bench list` | lists the benches, the question that each answers, and how long it takes |
+| `rocstar bench ask` | runs the commands that answer a researcher's questions (below) |
 | `rocstar bench compare NAME other=DIR` | runs two checkouts in turns and says with intervals whether they differ |
-| `rocstar bench compare A.json B.json` | compares two results as they are, the hour of each run included |
-| `rocstar bench NAME baseline=F metric=M gate=5` | ends with code 1 where a figure is surely worse by more than 5 % |
-| `rocstar bench sweep NAME over=FIELD:1,2,4` | runs a bench with each value of an option |
+| `rocstar bench compare A.json B.json` | compares two results of one machine and the same options |
+| `rocstar bench NAME baseline=F metric=M gate=5` | ends with code 1 where a figure is surely worse by over 5 % |
+| `rocstar bench sweep NAME over=FIELD:1,2,4` | runs a bench or a recipe with each value of an option |
 | `rocstar bench profile RECIPE` | puts a real run under a sampling profiler |
 | `rocstar bench stage my.py:stage feed=RUN` | feeds recorded groups to one stage of yours |
 | `rocstar bench rivals RUN step=N` | simulates a recorded step under other placement policies |
@@ -44,7 +49,7 @@ help stand in [LOG.md](LOG.md).
 
 
 def main(argv: Sequence[str]) -> int:
-    PAGE.write_text(page(load(RESULTS)))
+    PAGE.write_text(page(load(RESULTS), questions.load(questions.ANSWERS)))
     return 0
 
 
@@ -59,9 +64,9 @@ def load(folder: Path) -> dict[str, Result]:
     return results
 
 
-def page(results: dict[str, Result]) -> str:
+def page(results: Mapping[str, Result], answers: Mapping[str, Answer]) -> str:
     sections = [_section(results[name]) for name in CATALOGUE if name in results]
-    return "\n".join([HEAD, *sections])
+    return "\n".join([HEAD, questions.section(answers), *sections])
 
 
 def _section(result: Result) -> str:

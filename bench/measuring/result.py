@@ -26,9 +26,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     load_after: float
     others: float
 
+    @property
+    def machine(self) -> str:
+        return f"{self.cores} cores of {self.cpu or 'unknown'}"
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """disturbed: why no ratio of this run is shown, if so. figures: each metric's summary of its samples."""
+    """disturbed: why no ratio of this run is shown, if so. figures: each metric's summary of its samples.
+
+    simulated: as of a Bench. wall_s: seconds that the whole run took; None where that was not measured.
+    """
 
     bench: str
     command: str
@@ -41,6 +48,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Metric]
     figures: dict[Case, dict[str, float]]
     samples: Samples
+    simulated: bool = False
+    wall_s: float | None = None
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -59,7 +68,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machine(self) -> str:
-        return f"{self.environment.cores} cores of {self.environment.cpu or 'unknown'}"
+        return self.environment.machine
 
     def flat(self) -> dict[str, list[float]]:
         """Returns the samples by name: "CASE/METRIC", or "METRIC" where there is one case without a name."""
@@ -120,13 +129,14 @@ def legend(result: Result) -> list[tuple[str, str]]:
 def _table(result: Result, names: Sequence[str], cases: Sequence[Case]) -> Table:
     if len(cases) == 1:
         [case] = cases
-        rows = [[result.metrics[name].title, _cell(result, case, name)] for name in names]
+        rows = [[result.metrics[name].title, cell(result, case, name)] for name in names]
         return Table(header=[case, ""], rows=rows)
-    rows = [[case, *(_cell(result, case, name) for name in names)] for case in cases]
+    rows = [[case, *(cell(result, case, name) for name in names)] for case in cases]
     return Table(header=["", *(result.metrics[name].title for name in names)], rows=rows)
 
 
-def _cell(result: Result, case: Case, name: str) -> str:
+def cell(result: Result, case: Case, name: str) -> str:
+    """Returns a figure as a table shows it, "" where the case lacks it, "-" for a ratio that is not to be shown."""
     if name not in result.figures[case]:
         return ""
     metric, value = result.metrics[name], result.figures[case][name]

@@ -3,7 +3,8 @@
 Invariants
 - No ratio is shown of a run in which others used the machine, or which has too few rounds; the result says why under
   "disturbed".
-- Ctrl-C ends a bench with what its whole rounds give, if there are any, and exit code 130.
+- A gate that cannot judge says so with exit code 2, before the bench runs where that is known: 1 is for "worse" alone.
+- Ctrl-C ends a bench with what its whole rounds give, if there are any, and exit code 130; an error with exit code 1.
 - What is given on the command line is measured: `quick=true` changes only what is not given.
 """
 
@@ -14,6 +15,7 @@ import platform
 import shlex
 import subprocess
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +25,7 @@ from typing import Annotated, Any
 from bench import ROOT
 from bench.measuring import differences
 from bench.measuring.bench import Bench, BenchFailed
+from bench.measuring.comparable import options_that_differ
 from bench.measuring.disturbance import ROUNDS, Surroundings, reason
 from bench.measuring.plot import draw
 from bench.measuring.result import Environment, Figures, Result, gathered, legend, summarised, tables
@@ -51,8 +54,11 @@ def run(name: str, bench: Bench[Any], argv: Sequence[str], *, doc: str | None) -
     """Runs a bench in this process and returns the exit code. doc: the first paragraph is shown by --help."""
     arguments = with_quick(argv, bench.quick)
     options, shell = parse_all([bench.options, Shell], arguments, program=f"rocstar bench {name}", description=doc)
+    config = {field: _plain(value) for field, value in flat(options).items()}
     baseline = None if shell.baseline is None else differences.baseline(shell.baseline, shell.metric)
-    load_before = os.getloadavg()[0]
+    if baseline is not None:
+        _judgeable(baseline, name, bench, config)
+    load_before, began = os.getloadavg()[0], time.monotonic()
     rounds: list[Figures] = []
     code = 0
     with Surroundings() as surroundings:
@@ -64,6 +70,11 @@ def run(name: str, bench: Bench[Any], argv: Sequence[str], *, doc: str | None) -
         except BenchFailed as error:
             code = 1
             say(f"error: {error}")
+        except Exception as error:  # a bug, or an engine that died: hours of finished rounds are not lost by it
+            if isinstance(error, ValueError) and not rounds:
+                raise  # a mistake of the user's, which is one line
+            code = 1
+            traceback.print_exc()
         others = surroundings.others()
     if not rounds:
         return code
@@ -75,20 +86,42 @@ def run(name: str, bench: Bench[Any], argv: Sequence[str], *, doc: str | None) -
         date=time.strftime("%Y-%m-%d"),
         commit=commit(),
         environment=environment(load_before=load_before, others=others),
-        config={field: _plain(value) for field, value in flat(options).items()},
+        config=config,
         rounds=fewest,
         disturbed=None if bench.simulated else reason(others, fewest),
         metrics={name: metric for name, metric in bench.metrics.items() if any(name in of for of in samples.values())},
         figures=summarised(samples, bench.metrics),
         samples=samples,
+        simulated=bench.simulated,
+        wall_s=round(time.monotonic() - began, 1),
     )
     show(result)
-    for path in (RESULTS / f"{name}.json", *([shell.json] if shell.json else [])):
+    for path in (RESULTS / f"{name}{'.quick' if shell.quick else ''}.json", *([shell.json] if shell.json else [])):
         written(path, result.write)
     print(result.line().decode(), flush=True)
     if baseline is not None and not code:
         return differences.gate(baseline, result, metric=shell.metric, most=shell.gate / 100)
     return code
+
+
+def _judgeable(before: Result, name: str, bench: Bench[Any], config: Mapping[str, Any]) -> None:
+    """Raises ValueError where no run with these options can be judged by the baseline, before anything runs."""
+    here = environment(load_before=0.0, others=0.0).machine
+    reasons = [
+        *([f"it is of bench {before.bench}"] if before.bench != name else []),
+        *(
+            [f"it ran on {before.machine}, and this is {here}"]
+            if before.machine != here and not bench.simulated
+            else []
+        ),
+        *([f"it was disturbed: {before.disturbed}"] if before.disturbed else []),
+        *options_that_differ(before.config, config),
+    ]
+    rounds = config.get("rounds", differences.LEAST_ROUNDS)
+    if rounds < differences.LEAST_ROUNDS:
+        reasons.append(f"rounds is {rounds}, and {differences.LEAST_ROUNDS} are the least that show a spread")
+    if reasons:
+        raise ValueError(f"the gate cannot judge by this baseline (A): {'; '.join(reasons)}")
 
 
 def show(result: Result) -> None:

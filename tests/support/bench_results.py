@@ -14,6 +14,8 @@ def a_result(
     metrics: Mapping[str, Metric] | None = None,
     config: Mapping[str, Any] | None = None,
     disturbed: str | None = None,
+    cpu: str = "of a test",
+    others: float = 0.01,
     **samples: Sequence[float],
 ) -> Result:
     """Makes a result of bench "step" with one case; metrics are seconds unless they are given."""
@@ -25,7 +27,7 @@ def a_result(
         date="2026-01-02",
         commit="abc1234",
         environment=Environment(
-            cores=2, cpu="of a test", python="3.11", kernel="6", load_before=0.1, load_after=0.2, others=0.01
+            cores=2, cpu=cpu, python="3.11", kernel="6", load_before=0.1, load_after=0.2, others=others
         ),
         config=dict(config or {}),
         rounds=min((len(values) for values in samples.values()), default=0),

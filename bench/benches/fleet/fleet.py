@@ -289,5 +289,6 @@ BENCH = Bench(
     options=Options,
     metrics=METRICS,
     measure=measure,
+    headline=("makespan_s", "over_bound", "preemptions", "ratio_math8k", "ratio_agentic"),
     quick={"rounds": "1", "kinds": "math8k", "groups": "6", "policies": "kv_aware,round_robin,static,cap"},
 )

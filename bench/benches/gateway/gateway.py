@@ -179,5 +179,6 @@ BENCH = Bench(
     options=Options,
     metrics=METRICS,
     measure=measure,
+    headline=("token_s", "over_gateway", "over_chat"),
     quick={"rounds": "1", "conversations": "128", "sizes": "64", "workloads": "agent"},
 )

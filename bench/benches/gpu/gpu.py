@@ -119,5 +119,9 @@ def device() -> str:
 
 
 BENCH = Bench(
-    options=Options, metrics=METRICS, measure=measure, quick={"parts": "doctor,attention", "rehearse": "true"}
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("jail", "rollout_tgs", "training_tgs", "e2e_step_s", "of_bare", "mfu"),
+    quick={"parts": "doctor,attention", "rehearse": "true"},
 )

@@ -177,5 +177,6 @@ BENCH = Bench(
     options=Options,
     metrics=METRICS,
     measure=measure,
+    headline=("over_floor", "group_s", "sync_s", "over_own"),
     quick={"rounds": "1", "groups": "10", "nodes": "2", "megabytes": "20"},
 )

@@ -243,4 +243,10 @@ def figures(measured: Round, name: str) -> dict[str, float]:
     return values
 
 
-BENCH = Bench(options=Options, metrics=METRICS, measure=measure, quick={"rounds": "2", "trajectories": "512"})
+BENCH = Bench(
+    options=Options,
+    metrics=METRICS,
+    measure=measure,
+    headline=("tokens_per_s", "of_bare", "token_s"),
+    quick={"rounds": "2", "trajectories": "512"},
+)

@@ -234,6 +234,7 @@ BENCH = Bench(
     options=Options,
     metrics=METRICS,
     measure=measure,
+    headline=("cpu_s", "over_ours", "calls_per_s", "lost"),
     quick={
         "rounds": "1",
         "calls": "100",

@@ -120,6 +120,7 @@ BENCH = Bench(
     options=Options,
     metrics=METRICS,
     measure=measure,
+    headline=("groups_per_s", "tokens_per_s", "lead_cpu", "sync_s"),
     quick={"rounds": "1", "nodes": "1,2", "kinds": "math8k", "staleness": "1", "steps": "2"},
     simulated=True,
 )

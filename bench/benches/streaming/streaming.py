@@ -223,5 +223,6 @@ BENCH = Bench(
     options=Options,
     metrics=METRICS,
     measure=measure,
+    headline=("saved_vs_turn_end", "saved_vs_barrier", "trajectory_s"),
     quick={"rounds": "1", "trajectories": "8", "styles": "terse,talkative-3-calls"},
 )

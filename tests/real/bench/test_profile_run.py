@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -66,4 +68,11 @@ def test_a_profile_names_the_stage_and_the_line_that_holds_the_loop_up(tmp_path:
     assert "node" in done.stdout
     assert "learner" in done.stdout
     assert "aten::" in (ROOT / "runs" / "bench" / "learner_operators.txt").read_text()
-    assert (ROOT / "runs" / "bench" / "profile.svg").stat().st_size > 1000
+    folder = ROOT / "runs" / "bench"
+    assert ElementTree.parse(folder / "profile.svg").getroot().tag.endswith("svg")
+    roles = {
+        profile["name"].split(",")[0]
+        for profile in json.loads((folder / "profile.speedscope.json").read_text())["profiles"]
+    }
+    assert {"node", "replica", "learner"} <= roles
+    assert "RunFolder" not in (folder / "profile.txt").read_text(), "what starting takes is left out"

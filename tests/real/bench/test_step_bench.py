@@ -58,6 +58,9 @@ def run_of(step_s, rollout_s, learn_s):
         engines_at_learn=0.0,
         goodput=1.0,
         staleness_mean=0.0,
+        tokens_per_s=1.0,
+        accuracy=0.5,
+        kl=0.0,
     )
 
 

@@ -1,12 +1,16 @@
 """Whether two results differ: said rightly in nine of ten cases, and never of what cannot be compared."""
 
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from bench import ROOT
 from bench.__main__ import main
-from bench.commands.sweep import combinations, rows_of
+from bench.commands import compare
 from bench.measuring import differences
-from bench.measuring.metric import seconds
+from bench.measuring.comparable import obstacles
 from tests.support.bench_results import a_result
 
 ROUNDS, TRIES = 7, 200
@@ -83,12 +87,99 @@ def test_two_files_are_compared_with_the_word_that_their_rounds_were_not_in_turn
     assert "step_s" in printed.out
 
 
-def test_what_two_files_do_not_share_is_told(tmp_path, capsys):
+STEPS = [1.0, 1.1, 1.2]
+
+
+@pytest.mark.parametrize(
+    ("of_b", "named"),
+    [
+        ({"config": {"steps": 9}}, "steps is None in A, 9 in B"),
+        ({"disturbed": "other processes used 95 % of the CPU"}, "95 %"),
+        ({"cpu": "another"}, "another"),
+    ],
+)
+def test_what_must_not_be_compared_is_compared_by_force_only(of_b, named, tmp_path, capsys):
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    for number, path in enumerate(paths):
-        a_result(config={"steps": number}, step_s=[1.0, 1.1, 1.2]).write(path)
-    assert main(["compare", *map(str, paths)]) == 0
-    assert "steps differs: 0 in A, 1 in B" in capsys.readouterr().err
+    a_result(step_s=STEPS).write(paths[0])
+    a_result(step_s=STEPS, **of_b).write(paths[1])
+    assert main(["compare", *map(str, paths)]) == 2
+    printed = capsys.readouterr()
+    assert named in printed.err
+    assert "step_s" not in printed.out
+    assert main(["compare", *map(str, paths), "force=true"]) == 0
+    printed = capsys.readouterr()
+    assert named in printed.err
+    assert "step_s" in printed.out
+
+
+def test_the_number_of_rounds_may_differ():
+    assert obstacles(a_result(config={"rounds": 3}, s=STEPS), a_result(config={"rounds": 5}, s=STEPS)) == []
+
+
+@pytest.fixture
+def checkouts(tmp_path, monkeypatch):
+    """Two checkouts whose rounds are made up: `rounds` says what each gives, or how it ends."""
+    monkeypatch.chdir(tmp_path)
+    asked, rounds = [], []
+
+    def measured(name, checkout, fields, kept):
+        asked.append((checkout, fields))
+        made = rounds.pop(0)
+        if isinstance(made, BaseException):
+            raise made
+        made.write(kept)
+        return made
+
+    monkeypatch.setattr(compare, "measured", measured)
+    return asked, rounds
+
+
+def a_round(step_s, **given):
+    return a_result(step_s=[step_s], **given)
+
+
+def test_checkouts_are_compared_in_turns_with_a_seed_for_each_round(checkouts, capsys):
+    asked, rounds = checkouts
+    rounds += [a_round(step_s) for step_s in (1.0, 2.0, 2.1, 1.1, 1.2, 2.3)]
+    assert main(["compare", "quickstart", "other=there", "rounds=3", "steps=8"]) == 0
+    assert "B is larger" in capsys.readouterr().out
+    assert [checkout == ROOT for checkout, _ in asked] == [True, False, False, True, True, False]
+    assert [fields for _, fields in asked[::2]] == [["rounds=1", f"seed={n}", "steps=8"] for n in range(3)]
+    assert len(list(Path("runs/bench/compare/quickstart").iterdir())) == 6
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [(KeyboardInterrupt(), 130), (subprocess.CalledProcessError(1, "the bench"), 1)]
+)
+def test_rounds_that_are_finished_survive_an_end_in_the_middle(end, code, checkouts, capsys):
+    _, rounds = checkouts
+    rounds += [*(a_round(step_s) for step_s in (1.0, 2.0, 2.1, 1.1, 1.2, 2.3)), end]
+    assert main(["compare", "step", "other=there", "rounds=7"]) == code
+    assert "B is larger" in capsys.readouterr().out
+
+
+def test_a_disturbed_pair_does_not_count(checkouts, capsys):
+    asked, rounds = checkouts
+    rounds += [a_round(1.0, others=0.9 if n == 3 else 0.0) for n in range(8)]
+    assert main(["compare", "step", "other=there", "rounds=4"]) == 0
+    assert "90 %" in capsys.readouterr().err
+    assert len(asked) == 8
+
+
+def test_a_comparison_ends_when_too_few_rounds_can_count(checkouts, capsys):
+    asked, rounds = checkouts
+    rounds += [a_round(1.0, others=0.9) for _ in range(8)]
+    assert main(["compare", "step", "other=there", "rounds=4"]) == 2
+    assert len(asked) == 4
+    assert "0 of the rounds count" in capsys.readouterr().err
+
+
+def test_a_figure_that_one_lacks_is_named_after_the_first_pair(checkouts, capsys):
+    asked, rounds = checkouts
+    rounds += [a_round(1.0) for _ in range(6)]
+    assert main(["compare", "step", "other=there", "rounds=3", "metric=tokens_per_s"]) == 2
+    assert len(asked) == 2
+    assert "tokens_per_s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
@@ -97,17 +188,3 @@ def test_a_file_that_is_no_result_is_named(content, tmp_path, capsys):
     path.write_text(content)
     assert main(["compare", str(path), str(path)]) == 2
     assert "a.json" in capsys.readouterr().err
-
-
-def test_a_sweep_is_every_combination():
-    assert len(combinations("a:1,2", "b:x,y,z")) == 6
-    for wrong in ("a", "a:", ":1"):
-        with pytest.raises(ValueError, match="FIELD:VALUE"):
-            combinations(wrong)
-
-
-def test_a_sweep_has_a_row_for_each_figure_and_a_column_for_each_point():
-    points = [({"n": str(n)}, a_result(metrics={"step_s": seconds("step", "")}, step_s=[1.0 * n])) for n in (1, 2)]
-    assert rows_of(points, "") == [["step_s", "1.00 s", "2.00 s"]]
-    with pytest.raises(ValueError, match="step_s"):
-        rows_of(points, "other")

@@ -12,11 +12,13 @@ import pytest
 from bench import ROOT
 from bench.__main__ import main
 from bench.catalogue import CATALOGUE
+from bench.measuring import questions
 from bench.measuring import run as shell
 from bench.measuring.bench import Bench, BenchFailed
 from bench.measuring.disturbance import reason
 from bench.measuring.metric import count, ratio, seconds
 from bench.measuring.page import PAGE, RESULTS, load, page
+from bench.measuring.questions import ANSWERS, MOST_S, QUESTIONS
 from bench.measuring.result import Result, summarised, tables
 from bench.measuring.terminal import written
 from engine.console.options import flat, parse
@@ -47,7 +49,7 @@ def a_bench(measure=None, **given):
         for number in range(1, options.rounds + 1):
             keep({"a": {"step_s": number, "over": 7.25, "lost": number}, "b": {"step_s": 1, "over": 8.5, "lost": 0}})
 
-    return Bench(options=Options, metrics=METRICS, measure=measure or measured, **given)
+    return Bench(options=Options, metrics=METRICS, measure=measure or measured, headline=("step_s",), **given)
 
 
 def result_of(printed):
@@ -87,7 +89,9 @@ def test_few_rounds_and_a_busy_machine_have_no_ratio(around, capsys, monkeypatch
     assert reason(0.05, 3) is None
 
 
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BenchFailed("it is lost"), 1)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (BenchFailed("it is lost"), 1), (RuntimeError("a bug"), 1)]
+)
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_an_end_in_the_middle_shows_what_whole_rounds_give(error, code, rounds, around, capsys):
     def measure(options, keep):
@@ -101,18 +105,65 @@ def test_an_end_in_the_middle_shows_what_whole_rounds_give(error, code, rounds, 
     assert bool(printed.out) == bool(rounds)
 
 
-def test_the_gate_is_the_exit_code(around, capsys):
-    base = around / "base.json"
-    a_result(metrics=METRICS, step_s=[0.5, 0.51, 0.52]).write(base)
-
+def steps_of(*seconds):
     def measure(options, keep):
-        for step_s in (1.0, 1.01, 1.02):
+        for step_s in seconds:
             keep({"": {"step_s": step_s}})
 
-    gate = [f"baseline={base}", "metric=step_s"]
-    assert shell.run("step", a_bench(measure), [*gate, "gate=5"], doc="") == 1
-    assert shell.run("step", a_bench(measure), [*gate, "gate=200"], doc="") == 0
+    return measure
+
+
+@pytest.fixture
+def base(around, capsys):
+    """A baseline that the bench left on this machine."""
+    assert shell.run("step", a_bench(steps_of(0.5, 0.51, 0.52)), ["json=base.json"], doc="") == 0
     capsys.readouterr()
+    return Path("base.json")
+
+
+def test_the_gate_is_the_exit_code(base, capsys):
+    slower, gate = a_bench(steps_of(1.0, 1.01, 1.02)), [f"baseline={base}", "metric=step_s"]
+    assert shell.run("step", slower, [*gate, "gate=5"], doc="") == 1
+    assert shell.run("step", slower, [*gate, "gate=200"], doc="") == 0
+    capsys.readouterr()
+
+
+def never(options, keep):
+    raise AssertionError("nothing runs where the gate cannot judge")
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "named"),
+    [
+        ({"bench": "learner"}, [], "learner"),
+        ({"disturbed": "other processes used 95 % of the CPU"}, [], "95 %"),
+        ({"environment": a_result(cpu="another").environment}, [], "another"),
+        ({}, ["steps=9"], "steps is 8 in A, 9 in B"),
+        ({}, ["rounds=2"], "rounds is 2"),
+    ],
+)
+def test_a_baseline_that_cannot_judge_is_refused_before_anything_runs(change, fields, named, base):
+    msgspec.structs.replace(Result.read(base), **change).write(base)
+    gate = [f"baseline={base}", "metric=step_s", *fields]
+    with pytest.raises(ValueError, match=named):
+        shell.run("step", a_bench(never), gate, doc="")
+
+
+def test_a_disturbed_run_is_not_judged(base, monkeypatch, capsys):
+    monkeypatch.setattr(shell.Surroundings, "others", lambda self: 0.3)
+    with pytest.raises(ValueError, match="30 %"):
+        shell.run("step", a_bench(steps_of(1.0, 1.01, 1.02)), [f"baseline={base}", "metric=step_s"], doc="")
+    capsys.readouterr()
+
+
+def test_the_short_form_does_not_replace_the_result_of_the_whole(around, capsys):
+    for argument in ([], ["quick=true"]):
+        assert shell.run("step", a_bench(quick={"steps": "2"}), argument, doc="") == 0
+    capsys.readouterr()
+    assert Result.read(around / "runs/bench/step.json").config["steps"] == 8
+    quick = Result.read(around / "runs/bench/step.quick.json")
+    assert quick.config["steps"] == 2
+    assert quick.wall_s is not None
 
 
 def test_figures_survive_a_folder_that_cannot_be_written(tmp_path):
@@ -156,6 +207,17 @@ def test_a_bench_of_the_catalogue_says_what_it_does_and_has_a_short_form(name):
         assert flat(quick) != flat(bench.options())
 
 
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_bench_has_headline_figures_and_a_kept_result_has_rounds_of_the_first(name):
+    """Else neither a comparison, a gate nor a sweep could say anything of it."""
+    bench = CATALOGUE[name].load().BENCH
+    assert bench.headline
+    assert set(bench.headline) <= bench.metrics.keys()
+    for result in (kept for kept in load(RESULTS).values() if kept.bench == name):
+        rounds = [len(of[bench.headline[0]]) for of in result.samples.values() if bench.headline[0] in of]
+        assert min(rounds) >= 3
+
+
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_bench_has_at_least_three_rounds_by_default(name):
     assert CATALOGUE[name].load().BENCH.options().rounds >= 3
@@ -190,7 +252,7 @@ def test_fields_of_the_quick_start_may_stand_among_a_benchs_own():
 
 
 def test_the_page_is_what_the_results_give():
-    assert PAGE.read_text() == page(load(RESULTS))
+    assert PAGE.read_text() == page(load(RESULTS), questions.load(ANSWERS))
 
 
 def test_the_figures_of_a_kept_result_are_those_of_its_rounds():
@@ -201,7 +263,7 @@ def test_the_figures_of_a_kept_result_are_those_of_its_rounds():
 
 
 def test_a_section_has_question_command_machine_date_table_and_its_json():
-    text = page({"step": a_result(step_s=[1.0, 2.0, 3.0])})
+    text = page({"step": a_result(step_s=[1.0, 2.0, 3.0])}, {})
     for part in (CATALOGUE["step"].question, "rocstar bench step", "2026-01-02", "abc1234", "results/step.json"):
         assert part in text
     assert "| step_s | 2.00 s |" in text
@@ -212,6 +274,16 @@ def test_a_result_that_is_not_named_after_its_bench_is_refused(tmp_path):
     a_result(step_s=[1.0]).write(tmp_path / "other.json")
     with pytest.raises(ValueError, match=r"other\.json"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_is_answered_within_ten_minutes_and_has_a_picture(name):
+    answer = questions.load(ANSWERS)[name]
+    assert answer.printed
+    assert answer.wall_s < MOST_S
+    picture = QUESTIONS[name].picture
+    path = ANSWERS / f"{name}.png" if picture.startswith("runs/") else ROOT / picture
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 EXAMPLES = [

@@ -1,16 +1,18 @@
 """Recorded groups through a stage of the user's: what comes in, what comes out, what holds the loop up."""
 
-import asyncio
+import signal
+import threading
 
 import pytest
 
-from bench.commands.stage import groups, load, measure
+from bench.__main__ import main
+from bench.commands.stage import fed, groups, load, pace
 from engine.errors import BadInput
 from engine.recording.reader import RecordedRun
 from tests.support.recorded_run import write_recorded_run
 
 STAGES = """
-import time
+import asyncio, time
 
 async def every_other(inbox, outbox):
     number = 0
@@ -23,6 +25,19 @@ async def blocks(inbox, outbox):
     async for group in inbox:
         time.sleep(0.15)
         await outbox.put(group)
+
+async def dozes(inbox, outbox):
+    async for group in inbox:
+        time.sleep(0.01)
+        await outbox.put(group)
+
+async def waits(inbox, outbox):
+    async for group in inbox:
+        await asyncio.sleep(0.01)
+        await outbox.put(group)
+
+async def never(inbox, outbox):
+    await asyncio.Event().wait()
 """
 
 
@@ -53,16 +68,49 @@ def test_groups_are_fed_as_they_were_recorded(run):
 
 
 def test_what_a_stage_drops_is_counted(run, stages):
-    measured = asyncio.run(measure(load(f"{stages}:every_other"), list(groups(run)), times=4))
-    assert measured.stats.items_in == 4 * len(list(groups(run)))
+    measured, interrupted = fed(load(f"{stages}:every_other"), list(groups(run)), 0.1)
+    assert not interrupted
+    assert measured.stats.items_in > 4
     assert measured.stats.items_out == (measured.stats.items_in + 1) // 2
 
 
 def test_a_stage_that_holds_the_event_loop_up_is_named_with_its_line(run, stages):
-    measured = asyncio.run(measure(load(f"{stages}:blocks"), list(groups(run))[:2], times=2))
+    measured, _ = fed(load(f"{stages}:blocks"), list(groups(run))[:2], 0.4)
     [place] = measured.blocked_at
     line = STAGES.splitlines().index("        time.sleep(0.15)") + 1
     assert place == f"my_stages.py:{line} blocks"
+
+
+def test_a_short_block_counts_as_held_and_a_wait_does_not(run, stages):
+    feed = list(groups(run))
+    dozes, _ = fed(load(f"{stages}:dozes"), feed, 0.3)
+    waits, _ = fed(load(f"{stages}:waits"), feed, 0.3)
+    assert dozes.held_per_item_s >= 0.01
+    assert dozes.held_s > 0.9 * dozes.seconds
+    assert waits.held_s < 0.5 * waits.seconds
+
+
+def test_a_stage_that_keeps_what_it_gets_ends_soon_after_the_time(run, stages):
+    measured, _ = fed(load(f"{stages}:never"), list(groups(run)), 0.1)
+    assert measured.stats.items_out == 0
+    assert measured.seconds < 5
+
+
+def test_ctrl_c_shows_what_there_is(tmp_path, run, stages, capsys):
+    threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
+    assert main(["stage", f"{stages}:never", f"feed={tmp_path}"]) == 130
+    shown = capsys.readouterr()
+    assert "items in" in shown.out
+    assert "of the 12 groups" in shown.err, "the share of the groups that was fed is said"
+
+
+def test_the_pace_of_a_run_is_that_of_its_steps(tmp_path):
+    assert pace(tmp_path) is None
+    rows = (
+        '{"step": 0}\n{"step": 1, "time/step_s": 3, "groups/all": 4}\n{"step": 2, "time/step_s": 1, "groups/all": 4}\n'
+    )
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    assert pace(tmp_path) == 2.0
 
 
 @pytest.mark.parametrize(("name", "named"), [("nowhere.py:stage", "nowhere"), ("{stages}:other", "other"), ("a", "a")])
