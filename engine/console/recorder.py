@@ -100,7 +100,8 @@ class RunRecorder:
 
     def diagnosis(self, *, ended: bool = False) -> Diagnosis:
         """Returns what limits the run, or limited it if it has ended, judged by its newest steps."""
-        return diagnose(self.progress.steps[-WINDOW:], self._options, ended=ended)
+        rows = self.progress.steps if ended else self.progress.steps[-WINDOW:]
+        return diagnose(rows, self._options, ended=ended)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """Notes that an evaluation has just ended. Its trajectories are kept for the report's examples."""

@@ -12,18 +12,20 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine import metric_names as metric
 from engine.diagnosis.advice import Finding, advice, alarms
+from engine.diagnosis.changes import changes
 from engine.diagnosis.figures import Figures, figures_of
 from engine.diagnosis.step_window import Limit, Row, StepWindow, percent
 
 WINDOW = 8  # number of newest steps that a diagnosis covers
 BLOCKED = 0.3  # above this share of blocked event-loop time, the other figures are not reliable
 BUSY = 0.25  # above this share of cores that others use, while all cores are busy, the machine is the limit
+SLOWER = 1.25  # steps that take so many times as long as before are an alarm
 LONG = 0.5  # from this share of the time on, evaluations are the limit
 FULL_WIDTH = 0.8  # from this share of sampling on, a run without alarms is healthy
 NAMED = 0.05  # smaller shares are not named beside the sampling
@@ -61,7 +63,7 @@ def diagnose(
     ended: bool = False,
     window: int = WINDOW,
 ) -> Diagnosis:
-    """Returns the diagnosis of the newest `window` steps that have a duration.
+    """Returns the diagnosis of the newest `window` steps that have a duration, and whether they are slower than before.
 
     rows: those of metrics.jsonl, in order. config: that of config.json. summary: that of summary.json, once the run has
     ended (`StepWindow`). ended: whether the run goes on no more.
@@ -87,7 +89,7 @@ def diagnose(
             steps=between,
             figures=figures_of(steps),
         )
-    lost, wrong = steps.lost(), tuple(alarms(steps))
+    lost, wrong = steps.lost(), (*_slower(rows), *alarms(steps))
     limit = _limit(steps, lost)
     found = Diagnosis(
         sentence=_SENTENCES[limit](steps, lost),
@@ -99,6 +101,14 @@ def diagnose(
         figures=figures_of(steps),
     )
     return replace(found, sentence=f"Healthy. {found.sentence}") if found.healthy and not ended else found
+
+
+def _slower(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yields an alarm if the steps take much longer than before, and have not become faster since."""
+    newest = changes(rows)[-1:]
+    for change in newest:
+        if change.ratio >= SLOWER:
+            yield Finding(text=change.sentence.removesuffix("."), figures={metric.TIME_STEP_S: change.after_s})
 
 
 def _limit(steps: StepWindow, lost: Mapping[Limit, float]) -> Limit:

@@ -268,6 +268,15 @@ def test_a_solved_run_is_a_success_with_advice():
     assert "Harder prompts" in diagnose([solved], {"replicas": 2}).advice[0].text, "the recipe has no refills"
 
 
+def test_a_run_that_got_slower_is_not_healthy_until_it_is_faster_again():
+    rows = [a_row(step) for step in range(1, 31)]
+    slow = [a_row(step, rollout_s=16.0, learn_s=2.0, tokens__per_s=50.0) for step in range(31, 45)]
+    found = diagnose([*rows, *slow], CONFIG)
+    assert found.alarms[0].text.startswith("From step 31 on a step takes 2.0 times as long")
+    assert not found.healthy
+    assert diagnose([*rows, *slow, *(a_row(step) for step in range(45, 60))], CONFIG).healthy
+
+
 def test_a_run_that_samples_half_of_the_time_is_not_called_healthy():
     found = diagnose([a_row(rollout_s=5.5, learn_s=4.5)], CONFIG)
     assert found.limit == Limit.NONE
