@@ -303,7 +303,7 @@ async function byPosition(runs, numbers) {
       { class: "two" },
       chart({
         title: "Mismatch by position",
-        unit: "mean |learner − sampler| of the log-probability, under the same weights",
+        unit: "mean |learner − sampler|, same weights",
         series: curves("mismatch"),
         missing: "No recorded token was trained by the very weights that sampled it.",
         ...options,

@@ -224,7 +224,7 @@ function strip(rows, run) {
       legend(STEP_PARTS.map(({ label, paint }) => [label, color(paint)])),
       h(
         "span",
-        { class: "muted number" },
+        { class: "muted" },
         [
           `dashed: median ${seconds(usual)}`,
           evaluated.size ? "▲ evaluation after it" : "",

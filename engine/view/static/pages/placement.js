@@ -72,7 +72,7 @@ async function kvUse(number, run, { step, started_at }) {
       { class: "two" },
       chart({
         title: "KV blocks in use",
-        unit: "seconds of the step",
+        unit: "of each replica",
         series: curves("used_blocks"),
         ...options,
       }),

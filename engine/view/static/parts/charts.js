@@ -121,6 +121,9 @@ function draw(place, legend, chart) {
       {
         ...axis,
         size: 34,
+        ...(horizontal === "step"
+          ? {}
+          : { label: horizontal, labelSize: 16, labelFont: axis.font }),
         values: (_, splits) => splits.map(number),
         ...(INTEGER_AXES.has(horizontal) ? { incrs: INTEGER_SPACINGS } : {}),
       },
