@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from statistics import median
 from typing import Any
 
 from engine import metric_names as metric
@@ -23,7 +22,6 @@ TRUNCATED = 0.25  # share of the trajectories that are cut off by their budget o
 LATE = 0.05  # share of the trajectories that run out of time
 QUEUED = 0.25  # share of a call's time in the queue from which more slots are advised
 FLAT = 0.5  # share of the groups that have no signal; if most of them are solved, that is no alarm
-SLOW = 1.5  # a replica that needs so many times as long for a token as the others is slow
 USED = 0.5  # share of the time in which a GPU computes, below which its clock says nothing
 THROTTLED = 0.7  # below this share of its clock a busy GPU is held back
 LEAST_BYTES = 1e9  # of a GPU that others hold; a desktop takes less
@@ -75,15 +73,12 @@ def _dead_replicas(steps: StepWindow) -> Iterator[Finding]:
 
 
 def _slow_replicas(steps: StepWindow) -> Iterator[Finding]:
-    needs = steps.means_of(metric.REPLICAS_TOKEN_MS)
-    for replica, token_ms in sorted(needs.items()):
-        others = [theirs for other, theirs in needs.items() if other != replica]
-        if others and token_ms >= SLOW * (usual_ms := median(others)):
-            text = (
-                f"replica {replica} {steps.verb('needs')} {token_ms:.1f} ms for a token, the others {usual_ms:.1f} ms. "
-                "Fix: see what holds its device back, or who else uses it"
-            )
-            yield Finding(text=text, figures={metric.member(metric.REPLICAS_TOKEN_MS, replica): token_ms})
+    for replica, token_ms, usual_ms in steps.slow_replicas:
+        text = (
+            f"replica {replica} {steps.verb('needs')} {token_ms:.1f} ms for a token, the others {usual_ms:.1f} ms. "
+            "Fix: see what holds its device back, or who else uses it"
+        )
+        yield Finding(text=text, figures={metric.member(metric.REPLICAS_TOKEN_MS, replica): token_ms})
 
 
 def _other_processes(steps: StepWindow) -> Iterator[Finding]:
@@ -193,6 +188,10 @@ def _faster_tools(steps: StepWindow) -> Advice:
     yield f"{half}; more rollouts at once would hide it", "prompts_per_step"
 
 
+def _another_device(steps: StepWindow) -> Advice:
+    yield "a replica on another device would be as fast as the others", "devices"
+
+
 def _run_alone(steps: StepWindow) -> Advice:
     yield "without the other processes, or on cores of its own (taskset), the run has the whole machine", ""
 
@@ -266,6 +265,7 @@ def _more_replicas(steps: StepWindow) -> Advice:
 
 _ADVICE: dict[Limit, Callable[[StepWindow], Advice]] = {
     Limit.DEAD_REPLICA: _living_replicas,
+    Limit.SLOW_REPLICA: _another_device,
     Limit.MACHINE: _run_alone,
     Limit.STAGE: _faster_stage,
     Limit.HOST: _less_host_work,

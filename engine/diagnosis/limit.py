@@ -123,7 +123,7 @@ def _limit(steps: StepWindow, lost: Mapping[Limit, float]) -> Limit:
     if _staleness_limits(steps, lost):
         return Limit.STALENESS
     causes = (Limit.STAGE, Limit.CHECKPOINT, Limit.TOOL, Limit.KV, Limit.TAIL, Limit.REWARD, Limit.LEARNER, Limit.SYNC)
-    return max((*causes, Limit.NONE), key=lambda cause: lost[cause])
+    return max((Limit.SLOW_REPLICA, *causes, Limit.NONE), key=lambda cause: lost[cause])
 
 
 def _is_blocked(steps: StepWindow) -> bool:
@@ -150,6 +150,14 @@ def _dead(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
     return (
         f"A dead replica {steps.verb('limits')} this run: {percent(lost[Limit.DEAD_REPLICA])} of the replicas' time "
         f"{steps.verb('is')} lost to it, and {live:.0f} of {most:.0f} {steps.verb('serve now')}."
+    )
+
+
+def _slow_replica(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
+    replica, token_ms, usual_ms = steps.slow_replicas[0]
+    return (
+        f"Replica {replica} {steps.verb('limits')} this run: it {steps.verb('needs')} {token_ms:.1f} ms for a token, "
+        f"the others {usual_ms:.1f} ms."
     )
 
 
@@ -282,6 +290,7 @@ _NEXT = {
 
 _SENTENCES: dict[Limit, Callable[[StepWindow, Mapping[Limit, float]], str]] = {
     Limit.DEAD_REPLICA: _dead,
+    Limit.SLOW_REPLICA: _slow_replica,
     Limit.MACHINE: _machine,
     Limit.STAGE: _stage,
     Limit.HOST: _host,

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from statistics import median
 from typing import Any
 
 from engine import metric_names as metric
 
 ROOM = 0.8  # above this share of busy cores, learner and replicas gain nothing from running at once
 OWN_STAGES = frozenset({"admit", "groups", "batch", "learn"})  # what they wait for is among the other causes
+SLOW = 1.5  # a replica that needs so many times as long for a token as the others is slow
 SATURATED = 0.9  # above this CPU share of the event loop's thread, or of all cores, everything waits for it
 
 _PAST = {
@@ -44,6 +46,7 @@ class Limit(StrEnum):
     """What a run waits for."""
 
     DEAD_REPLICA = "dead replica"
+    SLOW_REPLICA = "slow replica"
     MACHINE = "machine"
     """Other processes that use its cores."""
     STAGE = "stage"
@@ -141,6 +144,19 @@ class StepWindow:
         return {part: self.mean(metric.member(family, part)) for part in parts if part is not None}
 
     @property
+    def slow_replicas(self) -> list[tuple[str, float, float]]:
+        """The replicas that need SLOW times as long for a token as the others, the slowest first: each with its
+        milliseconds and the median of the others.
+        """
+        needs = self.means_of(metric.REPLICAS_TOKEN_MS)
+        slow = []
+        for replica, token_ms in needs.items():
+            others = [theirs for other, theirs in needs.items() if other != replica]
+            if others and token_ms >= SLOW * median(others):
+                slow.append((replica, token_ms, median(others)))
+        return sorted(slow, key=lambda entry: -entry[1])
+
+    @property
     def flat_groups(self) -> tuple[float, float]:
         """Share of the groups that have no signal, and of those that have none because they are solved."""
         groups = max(1.0, self.total(metric.GROUPS_ALL))
@@ -186,6 +202,7 @@ class StepWindow:
         publish = min(1.0, self.total(metric.LEARNER_PUBLISH_S) / max(1e-9, self.total(metric.TIME_LEARN_S)))
         return {
             Limit.DEAD_REPLICA: self.idle("down"),
+            Limit.SLOW_REPLICA: self._lost_to_a_slow_replica(),
             Limit.MACHINE: self.others if self.mean(metric.HOST_MACHINE_CPU_SHARE) >= SATURATED else 0.0,
             Limit.STAGE: stage,
             Limit.HOST: max(
@@ -229,6 +246,11 @@ class StepWindow:
             share = busy_s / max(1e-9, busy_s + sum(waits))
             busiest = max(busiest, (name, share), key=lambda stage: stage[1])
         return busiest
+
+    def _lost_to_a_slow_replica(self) -> float:
+        """Returns the share of the replicas' time that the slowest one loses, compared with the others."""
+        count = max(1, len(self.means_of(metric.REPLICAS_TOKEN_MS)))
+        return max(((1 - usual_ms / token_ms) / count for _, token_ms, usual_ms in self.slow_replicas), default=0.0)
 
     def _evaluating(self) -> float:
         """Returns the share of the time, evaluations between the steps included, that these took."""

@@ -52,6 +52,7 @@ export const causeColor = (cause) => color(cause) || color("other");
 const LIMITS = {
   "dead replica": "down",
   machine: "down",
+  "slow replica": "down",
   stage: "stage",
   host: "host",
   checkpoint: "other",
@@ -73,6 +74,7 @@ export const limitColor = (limit) => causeColor(LIMITS[limit] ?? "other");
 const LIMIT_TEXTS = {
   "dead replica": "a dead replica",
   machine: "other processes",
+  "slow replica": "lost to a slow replica",
   stage: "waits for a stage of yours",
   host: "waits for the node",
   checkpoint: "waits for a checkpoint",

@@ -77,6 +77,11 @@ CASES = {
         Limit.NONE,
     ),
     "dead": (a_row(replicas__busy_s=8.0, idle__down_s=8.0, replicas__live=1), Limit.DEAD_REPLICA),
+    "one replica of two at a sixth of the pace": (
+        a_row(rollout_s=3.0, learn_s=1.0, rollout__tail_s=1.6)
+        | {"replicas/token_ms/0": 380.0, "replicas/token_ms/1": 58.0},
+        Limit.SLOW_REPLICA,
+    ),
     "taking turns, with room": (a_row(rollout_s=5.0, learn_s=5.0, host__machine_cpu_share=0.5), Limit.STALENESS),
     "taking turns, without": (a_row(rollout_s=4.5, learn_s=5.5), Limit.LEARNER),
     "a dead replica and a slow learner": (
