@@ -35,10 +35,10 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import partial
-from typing import Annotated, Any, NoReturn, TypeVar
+from functools import cache, partial
+from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 from engine.console.values import convert, has_form, show, type_name
 from sandbox.printable import printable
@@ -213,10 +213,11 @@ def _notes_of(config_class: type[Any]) -> dict[str, str | Positional | Rest]:
     return notes
 
 
-def _docs_below(config_class: type[Any]) -> dict[str, str]:
+@cache
+def _docs_below(config_class: Hashable) -> dict[str, str]:
     """Returns the strings that stand below the fields of a class."""
     try:
-        [tree] = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(cast(type[Any], config_class)))).body
     except (OSError, SyntaxError, ValueError):
         return {}
     assert isinstance(tree, ast.ClassDef)

@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self
@@ -78,12 +79,17 @@ class RunFolder:
         self.busy = busy
         with suppress(OSError):
             (path / ENDED).unlink(missing_ok=True)
-        from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
-
         with self.writing("tensorboard"):
             (path / "tensorboard").mkdir(exist_ok=True)
-            self._board = EventsWriter(str(path / "tensorboard" / "events"))
+        with self.writing("metrics.jsonl"):
             self._metrics = os.open(path / "metrics.jsonl", _APPEND, 0o644)
+
+    @cached_property
+    def _board(self) -> Any:
+        """Opened with the first row: tensorboardX imports torch, for which what starts meanwhile need not wait."""
+        from tensorboardX.event_file_writer import EventsWriter  # not SummaryWriter: its thread hides a full disk
+
+        return EventsWriter(str(self.path / "tensorboard" / "events"))
 
     @classmethod
     def open(cls, parent: Path, name: str, identity: Identity | None = None, *, steps: int | None = None) -> Self:
@@ -193,8 +199,9 @@ class RunFolder:
                 (self.path / ENDED).write_text(f"{_why(error)}\n", encoding="utf-8")
         empty = os.fstat(self._metrics).st_size == 0 and not self.resumed
         os.close(self._metrics)
-        with suppress(OSError):  # each step was flushed when it was written
-            self._board.close()
+        if "_board" in vars(self):
+            with suppress(OSError):  # each step was flushed when it was written
+                self._board.close()
         logs = [self.path / name for name in ("learner.log", "error.log")]
         if kind is not None and empty and not any(log.exists() and log.stat().st_size for log in logs):
             shutil.rmtree(self.path, ignore_errors=True)
