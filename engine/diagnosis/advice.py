@@ -94,6 +94,8 @@ def _blocked_loop(steps: StepWindow) -> Iterator[Finding]:
     where = f"`{steps.blocked_at}`" if steps.blocked_at else "a stage, tool or reward"
     text = f"the event loop was blocked for {percent(blocked)} of the time"
     fix = f"Fix: move what computes in {where} into a thread (asyncio.to_thread)"
+    if "(in thread " in where:
+        fix = f"Fix: move what computes in {where} into a process: a thread that computes takes the loop's turns"
     yield Finding(text=f"{text}. {fix}", figures={metric.HOST_LOOP_BLOCKED_S: blocked})
 
 

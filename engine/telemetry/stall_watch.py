@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Literal, Self
@@ -58,6 +58,8 @@ class Stall:
 
 class StallWatch:
     """Watches the loop of the thread that enters it: `with StallWatch(overdue_s) as watch`.
+
+    A line of another thread is named where the loop is ready and that thread has the interpreter (the GIL).
 
     overdue_s: returns how late the loop is, 0 or less if it is not. seconds: how long each line, "file.py:12 function",
     blocked the loop. say: takes a line for the user. end: ends the process. The watching thread calls all three.
@@ -103,13 +105,26 @@ class StallWatch:
                 seen_s = 0.0
                 self._stall.look(late=False, passed_s=passed_s)
                 continue
-            frame = sys._current_frames().get(self._thread)
+            frames = sys._current_frames()
+            frame = frames.get(self._thread)
             if frame is not None:
-                place = place_of(frame)
+                place = self._holder(frames) if _is_in_no_callback(frame) else place_of(frame)
                 more_s = late_s - seen_s if late_s > seen_s else late_s
                 self.seconds[place] = self.seconds.get(place, 0.0) + more_s
                 seen_s = late_s
                 self._act(self._stall.look(late=True, passed_s=passed_s), place)
+
+    def _holder(self, frames: Mapping[int, FrameType]) -> str:
+        """Returns the thread that keeps the loop's thread from the interpreter: one that is in a line of nobody's
+        library.
+        """
+        for thread in threading.enumerate():
+            frame = frames.get(thread.ident or 0)
+            if frame is None or thread.ident in (self._thread, threading.get_ident()):
+                continue
+            if not frame.f_code.co_filename.startswith((*_LIBRARY, "<")):
+                return f"{place_of(frame)} (in thread {thread.name})"
+        return "a library (in thread of an unknown name)"
 
     def _act(self, action: Literal["say", "end"] | None, place: str) -> None:
         blocked = f"the event loop has been blocked for {self._stall.seconds:.0f} s at {place}"
@@ -119,6 +134,11 @@ class StallWatch:
         elif action == "end":
             self._say(f"{blocked}; the process ends. {fix}")
             self._end()
+
+
+def _is_in_no_callback(frame: FrameType) -> bool:
+    """Returns whether a loop's thread runs the loop itself: it is ready, but another thread has the interpreter."""
+    return frame.f_code.co_filename.endswith(("asyncio/runners.py", "asyncio/base_events.py", "/selectors.py"))
 
 
 def _set_timers(said_s: float, silence_s: float) -> None:

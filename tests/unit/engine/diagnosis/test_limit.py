@@ -113,6 +113,12 @@ def test_the_line_at_which_the_loop_stands_is_named():
     assert any("mine.py:12 clean" in alarm.text for alarm in found.alarms)
 
 
+def test_a_thread_that_takes_the_loops_turns_is_no_line_to_move_into_a_thread():
+    row = a_row(host__loop_blocked_s=4.0) | {"host/blocked_at/mine.py:5 spin (in thread worker)": 3.0}
+    [alarm] = diagnose([row], CONFIG).alarms
+    assert "`mine.py:5 spin (in thread worker)` into a process" in alarm.text
+
+
 def test_a_slow_stage_behind_a_shut_gate_is_not_staleness():
     row = a_row(replicas__busy_s=4.0, idle__host_s=12.0, time__lease_wait_s=8.0) | {"stage/judge/busy_s": 9.0}
     found = diagnose([row], CONFIG | {"max_staleness": 1})

@@ -1,5 +1,6 @@
 """Where an event loop stands still is named by file and line."""
 
+import asyncio
 import threading
 import time
 
@@ -20,6 +21,27 @@ def test_the_line_at_which_the_loop_stands_is_named():
     assert place.startswith("test_stall_watch.py:")
     assert place.endswith("stand_still")
     assert seconds == 0.3
+
+
+def test_a_thread_that_takes_the_loops_turns_is_named():
+    over = threading.Event()
+
+    def compute():
+        while not over.is_set():
+            sum(range(1000))
+
+    async def wait():
+        late[0] = 0.3
+        await asyncio.sleep(1.0)
+
+    late = [0.0]
+    busy = threading.Thread(target=compute, name="busy")
+    busy.start()
+    with StallWatch(lambda: late[0]) as watch:
+        asyncio.run(wait())
+    over.set()
+    busy.join()
+    assert any(place.endswith("compute (in thread busy)") for place in watch.seconds), watch.seconds
 
 
 def test_a_loop_that_serves_its_ticks_is_left_alone():
