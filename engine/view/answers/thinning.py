@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.recording.columns import Doubles, Numbers, SpanColumns
+from engine.recording.columns import Numbers, SpanColumns
+from engine.recording.records import Doubles
 from engine.telemetry.idle_clock import Interval
 
 PIXELS = 2_000  # of the widest screen that is served

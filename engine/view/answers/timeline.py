@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.recording.columns import Doubles, Numbers, SpanColumns, TimelineColumns
+from engine.recording.columns import Numbers, SpanColumns, TimelineColumns
+from engine.recording.records import Doubles
 from engine.telemetry.idle_clock import Interval
 from engine.view.answers.thinning import (
     LANES,

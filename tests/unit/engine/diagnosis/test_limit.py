@@ -52,7 +52,7 @@ CASES = {
     "a loop that computes a lot": (a_row(host__loop_cpu_share=0.7), Limit.NONE),
     "node's own work": (a_row(replicas__busy_s=6.0, idle__host_s=10.0), Limit.HOST),
     "a stage of one's own": (
-        a_row(replicas__busy_s=6.0, idle__host_s=10.0)
+        a_row(replicas__busy_s=6.0, idle__stage_s=10.0)
         | {"stage/judge/busy_s": 7.0, "stage/judge/blocked_in_s": 2.0, "stage/judge/blocked_out_s": 0.0},
         Limit.STAGE,
     ),
@@ -62,7 +62,7 @@ CASES = {
     ),
     "a stage that works while the replicas do": (a_row() | {"stage/judge/busy_s": 9.0}, Limit.NONE),
     "a stage that stands still with the loop": (
-        a_row(replicas__busy_s=6.0, idle__host_s=10.0, host__loop_blocked_s=5.0) | {"stage/judge/busy_s": 9.0},
+        a_row(replicas__busy_s=6.0, idle__stage_s=10.0, host__loop_blocked_s=5.0) | {"stage/judge/busy_s": 9.0},
         Limit.HOST,
     ),
     "checkpoints on a slow disk": (
@@ -109,7 +109,7 @@ def test_the_line_at_which_the_loop_stands_is_named():
 
 
 def test_a_slow_stage_behind_a_shut_gate_is_not_staleness():
-    row = a_row(replicas__busy_s=4.0, idle__host_s=12.0, time__lease_wait_s=8.0) | {"stage/judge/busy_s": 9.0}
+    row = a_row(replicas__busy_s=4.0, idle__stage_s=12.0, time__lease_wait_s=8.0) | {"stage/judge/busy_s": 9.0}
     found = diagnose([row], CONFIG | {"max_staleness": 1})
     assert found.limit == Limit.STAGE
     assert "Your stage `judge` limits this run: it works for 9.0 of 9.0 s" in found.sentence
