@@ -30,7 +30,13 @@ STRUCTURE = {
         "details .figure": 12,
         "#staleness .bar": 1,
     },
-    "time": {"#by-step canvas": 1, "canvas#lanes": 1, "#losses tbody tr": 6, "#timeline .legend span": 6},
+    "time": {
+        "#by-step canvas": 1,
+        "canvas#lanes": 1,
+        "#losses tbody tr": 6,
+        "#timeline .legend span": 6,
+        "#blocked tbody tr": 1,
+    },
     "groups": {"#groups .item.head": 4, "#groups .item.members": 16, ".members .length i": 16},
     "trajectory": {
         "#conversation .message": 3,

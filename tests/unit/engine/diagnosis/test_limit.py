@@ -162,6 +162,12 @@ def test_the_newest_steps_count_and_those_without_a_pace_do_not():
     assert diagnose(rows, CONFIG, window=WINDOW + 1).limit == Limit.LEARNER
 
 
+@pytest.mark.parametrize(("queue_ms", "run_ms", "option"), [(90.0, 9.0, "slots"), (3.0, 5_000.0, "prompts_per_step")])
+def test_more_slots_are_advised_only_where_calls_queue_for_them(queue_ms, run_ms, option):
+    row = CASES["tools, replicas idle"][0] | {"tools/queue_p50_ms": queue_ms, "tools/run_p50_ms": run_ms}
+    assert diagnose([row], CONFIG | {"prompts_per_step": 8}).advice[0].option == option
+
+
 @pytest.mark.parametrize(
     ("row", "config", "option", "value", "figure"),
     [
