@@ -104,23 +104,28 @@ function across(replicas, column, { seconds }, shift) {
   const x = Array.from({ length: MOMENTS + 1 }, (_, index) => (index * seconds) / MOMENTS);
   const values = replicas.map(({ engine }) => valuesAt(x, engine.at ?? [], engine[column] ?? []));
   /** @param {(all: number[]) => number} of */
-  const over = (of) => x.map((_, index) => of(values.map((own) => own[index])));
-  const [most, middle, least] = [Math.max, (/** @type {number[]} */ ...all) => mean(all), Math.min];
-  return [
-    { label: `fullest of ${replicas.length} replicas`, of: most, paint: runColor(5) },
-    { label: "mean", of: middle, paint: runColor(0) },
-    { label: "emptiest", of: least, paint: runColor(2) },
-  ].map(({ label, of, paint }) => ({
+  const over = (of) =>
+    x.map((_, index) => {
+      const known = values.map((own) => own[index]).filter((value) => value !== null);
+      return known.length ? of(known) : null;
+    });
+  /** @param {string} label @param {(all: number[]) => number} of @param {number} paint */
+  const curve = (label, of, paint) => ({
     label,
     x: x.map((at) => at + shift),
-    y: over((all) => of(...all)),
-    paint,
+    y: over(of),
+    paint: runColor(paint),
     stepped: true,
-  }));
+  });
+  return [
+    curve(`fullest of ${replicas.length} replicas`, (all) => Math.max(...all), 5),
+    curve("mean", mean, 0),
+    curve("emptiest", (all) => Math.min(...all), 2),
+  ];
 }
 
 /**
- * Returns the newest value at each moment, 0 before the first.
+ * Returns the newest value at each moment, null before the first.
  * @param {number[]} moments ascending
  * @param {number[]} at ascending
  * @param {number[]} values
@@ -129,7 +134,7 @@ function valuesAt(moments, at, values) {
   let next = 0;
   return moments.map((moment) => {
     while (next < at.length && at[next] <= moment) next++;
-    return next ? values[next - 1] : 0;
+    return next ? values[next - 1] : null;
   });
 }
 
