@@ -155,7 +155,10 @@ function outcomes({ kinds, count }) {
     "Outcomes",
     table(
       [
-        { name: "tool", cell: ({ name }) => name },
+        {
+          name: "tool",
+          cell: ({ name }) => h("span", { style: { whiteSpace: "nowrap" } }, name),
+        },
         {
           name: "outcome",
           cell: ({ outcome, executed }) =>
