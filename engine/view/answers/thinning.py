@@ -118,8 +118,8 @@ def engine_steps_of(columns: Mapping[str, NDArray[Any]], start: float, end: floa
 def idle_of(stretches: Sequence[Interval], start: float, end: float, most: int) -> list[tuple[str, float, float]]:
     """Returns what a replica did in a stretch of time, as (cause, from, to).
 
-    Neighbours of one cause become one. If there are more than `most`, those shorter than a part of the time are put together: a cause has the same seconds
-    in each part, in one piece.
+    Neighbours of one cause become one. If there are more than `most`, those shorter than a part of the time are put
+    together: a cause has the same seconds in each part, in one piece.
     """
     own: list[tuple[str, float, float]] = []
     for each in stretches:
