@@ -30,7 +30,10 @@ const SHOWN_REPLICAS = 8; // replicas that have a column in the table
 export async function time(context) {
   const { run, runs, query, set } = context;
   const rows = await metrics(run);
-  const steps = runs[run].timeline.filter((step) => step > 0);
+  const { last: trained, state, timeline: kept } = runs[run];
+  // Once a run has ended, what is kept after its last step is the last evaluation.
+  const most = state === "running" || !trained ? Infinity : trained;
+  const steps = kept.filter((step) => step > 0 && step <= most);
   return [
     bySteps(rows, (step) => set({ ...query, step })),
     stages(rows),
