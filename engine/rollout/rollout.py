@@ -439,6 +439,7 @@ class _Rollout:
         use = call.use(turn_finished_at)
         if call.lane is not None:
             after_ms = round((turn_finished_at - call.dispatched_at) * 1e3, 3)
+            queued = {} if use.queue_s is None else {"queue_ms": round(use.queue_s * 1e3, 3)}
             self.timeline.span(
                 "tool calls",
                 use.outcome,
@@ -447,6 +448,7 @@ class _Rollout:
                 call.lane,
                 key=self.key,
                 turn_end_ms=after_ms,
+                **queued,
             )
         return use
 
