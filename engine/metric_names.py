@@ -284,6 +284,9 @@ BY_SOURCE = (
 )
 """The metrics that are also there for each data set (`of_source`)."""
 
+OWN_STAGES = frozenset({"admit", "groups", "batch", "learn"})
+"""The stages of `engine.assembly.training`; the others of a pipeline are the user's."""
+
 
 def of_source(name: str, source: str) -> str:
     """Returns the name of a metric of BY_SOURCE for one data set.

@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from engine import metric_names as metric
 from engine.assembly import wiring
 from engine.assembly.config import TrainingConfig
 from engine.assembly.evaluations import EvaluationSchedule, ScheduledEvaluation
@@ -369,7 +370,7 @@ class Training:
         self._has_run = True
         if self.work is not None:
             return await self.work(self)
-        pipeline = Pipeline(stages, leases=self.leases)
+        pipeline = Pipeline(stages, leases=self.leases, works=self._stage_works)
         self.stats, self._drain_periods = pipeline.stats, pipeline.drain_periods
         title = f"rocstar {self.run_folder.path}"
         with Display(title, self.config.steps, self.fleet, self.console, self.timeline.lag) as self._display:
@@ -409,6 +410,11 @@ class Training:
                 say(self.console, line)
         await self.role.ended()
         return summary
+
+    def _stage_works(self, stage: str, does: bool) -> None:
+        """Notes whether a stage of the user's works, which may be why replicas are idle."""
+        if stage not in metric.OWN_STAGES:
+            self.timeline.idle.flag("stage", 1 if does else -1, self.timeline.now())
 
     async def _run(self, pipeline: Pipeline) -> None:
         await self._schedule.begin()

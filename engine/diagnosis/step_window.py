@@ -14,7 +14,6 @@ from typing import Any
 from engine import metric_names as metric
 
 ROOM = 0.8  # above this share of busy cores, learner and replicas gain nothing from running at once
-OWN_STAGES = frozenset({"admit", "groups", "batch", "learn"})  # what they wait for is among the other causes
 SLOW = 1.5  # a replica that needs so many times as long for a token as the others is slow
 SATURATED = 0.9  # above this CPU share of the event loop's thread, or of all cores, everything waits for it
 
@@ -197,8 +196,8 @@ class StepWindow:
 
     def lost(self) -> dict[Limit, float]:
         """Returns the share of the steps that each cause took, averaged over replicas. NONE: the share not lost."""
-        gate, stage = self.idle("staleness_gate"), self._waits_for_a_stage()
-        checkpoint = min(self.share(metric.TIME_CHECKPOINT_S), self.idle("host") - stage)
+        gate, stage = self.idle("staleness_gate"), self.idle("stage")
+        checkpoint = min(self.share(metric.TIME_CHECKPOINT_S), self.idle("host"))
         publish = min(1.0, self.total(metric.LEARNER_PUBLISH_S) / max(1e-9, self.total(metric.TIME_LEARN_S)))
         return {
             Limit.DEAD_REPLICA: self.idle("down"),
@@ -207,7 +206,7 @@ class StepWindow:
             Limit.STAGE: stage,
             Limit.HOST: max(
                 self.share(metric.HOST_LOOP_BLOCKED_S),
-                max(0.0, self._host_idle() - stage - checkpoint),
+                max(0.0, self._host_idle() - checkpoint),
                 self._saturated(),
             ),
             Limit.CHECKPOINT: checkpoint,
@@ -241,7 +240,7 @@ class StepWindow:
         families = (metric.STAGE_BUSY_S, metric.STAGE_BLOCKED_IN_S, metric.STAGE_BLOCKED_OUT_S)
         names = {metric.part_of(metric.STAGE_BUSY_S, name) for row in self.rows for name in row}
         busiest = "", 0.0
-        for name in sorted(name for name in names if name is not None and name not in OWN_STAGES):
+        for name in sorted(name for name in names if name is not None and name not in metric.OWN_STAGES):
             busy_s, *waits = (self.total(metric.member(family, name)) for family in families)
             share = busy_s / max(1e-9, busy_s + sum(waits))
             busiest = max(busiest, (name, share), key=lambda stage: stage[1])
@@ -256,13 +255,6 @@ class StepWindow:
         """Returns the share of the time, evaluations between the steps included, that these took."""
         evaluated = self.total(metric.TIME_EVAL_S)
         return evaluated / (self.seconds + evaluated)
-
-    def _waits_for_a_stage(self) -> float:
-        """Returns the share of the replicas' time in which they had nothing to do while a user's stage worked.
-
-        That they were idle at the same time is an estimate: it is exact if one of the two happened all the time.
-        """
-        return min(self.busiest_stage[1], self.idle("host"))
 
     def _host_idle(self) -> float:
         """Returns the share of idle time that counts for the host.

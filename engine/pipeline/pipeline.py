@@ -20,6 +20,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine import clock as run_clock
@@ -183,8 +184,12 @@ class Pipeline:
         clock: Callable[[], float] = run_clock.now,
         *,
         leases: Leases | None = None,
+        works: Callable[[str, bool], None] = lambda stage, does: None,
     ) -> None:
-        """leases: the leases of the groups; if given, each group is tracked through the stages."""
+        """leases: the leases of the groups; if given, each group is tracked through the stages.
+
+        works: is called with the name of a stage and True when it begins to work, and with False when it waits.
+        """
         names = [stage.name for stage in stages]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a pipeline needs stages with distinct names, got {names}")
@@ -196,7 +201,10 @@ class Pipeline:
         self._channels.append(_Sink())
         self._channels[0].close()
         self._periods_done: deque[Period] = deque(maxlen=PERIODS)
-        self._periods = [Periods(stage.name, index, self._periods_done) for index, stage in enumerate(stages)]
+        self._periods = [
+            Periods(stage.name, index, self._periods_done, partial(works, stage.name))
+            for index, stage in enumerate(stages)
+        ]
         self._workers: list[list[_Worker]] = [[] for _ in stages]
         self._tasks: list[list[asyncio.Task[None]]] = [[] for _ in stages]
 
@@ -292,8 +300,9 @@ class Pipeline:
         except Exception as error:
             add_note(error, f"in the stage {self.stages[index].name}")
             raise
+        finally:
+            worker.clock.end()
         worker.has_ended = True
-        worker.clock.end()
         peers = self._workers[index]
         if len(peers) == self.stages[index].workers and all(peer.has_ended for peer in peers):
             if not self._finished and (swallowed := self._swallowed(self.stats()[index])):

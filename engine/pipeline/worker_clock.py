@@ -27,10 +27,15 @@ class Period(NamedTuple):
 
 
 class Periods:
-    """Collects the periods of one stage into `collected` from the number of its busy workers."""
+    """Collects the periods of one stage into `collected` from the number of its busy workers.
 
-    def __init__(self, stage: str, place: int, collected: deque[Period]) -> None:
-        self._stage, self._place, self._collected = stage, place, collected
+    works: is called with True when the stage begins to work, and with False when it waits.
+    """
+
+    def __init__(
+        self, stage: str, place: int, collected: deque[Period], works: Callable[[bool], None] = lambda does: None
+    ) -> None:
+        self._stage, self._place, self._collected, self._works = stage, place, collected, works
         self._busy = 0
         self._start = 0.0
         self._end: float | None = None  # of a period that goes on if the stage works again soon
@@ -42,9 +47,11 @@ class Periods:
                 self._collect(self._end)
                 self._start = now
             self._end = None
+            self._works(True)
         self._busy += workers
         if not self._busy:
             self._end = now
+            self._works(False)
 
     def cut(self, now: float) -> None:
         """Collects what has passed of the period; what follows is another one."""

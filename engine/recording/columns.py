@@ -171,6 +171,7 @@ def _is_sound(segment: _Segment) -> bool:
     times += [at for lag in segment.lags for at in (lag.at, lag.lag_s)]
     return (
         {span.track for span in segment.spans} <= set(TRACKS)
+        and all(0 <= span.lane < 1 << 31 for span in segment.spans)
         and all(map(are_columns, segment.engine_steps))
         and are_times(times)
     )

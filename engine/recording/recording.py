@@ -100,6 +100,9 @@ class Recording:
     def cut(self) -> None:
         """Writes what the timeline holds as a segment of the step that is under way."""
         events, step = self._timeline.drain(), self._step
+        if events.dropped:
+            span_s = events.end - events.start
+            self._problem(f"{events.dropped:,} events of the timeline are left out: {span_s:.0f} s had too many")
 
         def write() -> None:
             self._folder.write_segment(segment_of(events, step=step))

@@ -445,6 +445,7 @@ class _Rollout:
         self.timeline.in_flight.calls[use.name if use.executed else "", use.outcome] += 1
         if call.lane is not None:
             after_ms = round((turn_finished_at - call.dispatched_at) * 1e3, 3)
+            queued = {} if use.queue_s is None else {"queue_ms": round(use.queue_s * 1e3, 3)}
             self.timeline.span(
                 "tool calls",
                 use.outcome,
@@ -453,6 +454,7 @@ class _Rollout:
                 call.lane,
                 key=self.key,
                 turn_end_ms=after_ms,
+                **queued,
             )
         return use
 

@@ -17,7 +17,7 @@ from engine.telemetry.occupancy import Occupancy
 
 INTERVALS = 50_000  # the most that is kept, over all replicas
 # An idle second counts for the first cause that holds.
-CAUSES = ("down", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
+CAUSES = ("down", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "stage", "host")
 
 
 class Interval(msgspec.Struct, array_like=True):
@@ -44,14 +44,15 @@ class IdleClock:
 
     A replica without a running request is idle because of the first of these that holds: it is dead; weights are being
     updated; a trajectory waits for placement; a trajectory that ran here waits for a tool; trajectories of other
-    replicas run or wait for tools; the learner has the turn; a reward is being computed; else the host's own work.
+    replicas run or wait for tools; the learner has the turn; a reward is being computed; a stage of the user's works;
+    else the host's own work.
     """
 
     def __init__(self) -> None:
         self._replicas: dict[int, _Replica] = {}
         self._intervals: deque[Interval] = deque(maxlen=INTERVALS)
         # "lease" (admission waits for one) is measured but is no cause: it is also up while all permitted groups run.
-        flags = ("weight_sync", "kv_blocked", "staleness_gate", "reward", "lease")
+        flags = ("weight_sync", "kv_blocked", "staleness_gate", "reward", "stage", "lease")
         self._flags = dict.fromkeys(flags, 0)
         self._held = dict.fromkeys(flags, 0.0)  # seconds up to the last time that the flag was lowered
         self._raised = dict.fromkeys(flags, 0.0)  # the time at which the flag was last raised

@@ -3,7 +3,8 @@ and the list of rollouts.
 
 Invariants
 - Times are those of `engine.clock`, seconds since 1970. Recording an event is an append.
-- Only the newest EVENTS of each kind are kept, so memory is bounded even if nobody drains them.
+- Only the newest EVENTS of each kind are kept, so memory is bounded even if nobody drains them; `Events.dropped` counts
+  the spans and instants that are not. A full deque of spans takes some 100 MB.
 - Spans that have a `key` belong to that trajectory.
 - Spans that overlap in time never share a lane: a lane is taken for as long as its owner lives.
 - Engine steps are merged as they come: all steps of a replica that end within BUCKET_S are one.
@@ -100,10 +101,11 @@ class StepBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Events:
-    """The events between start and end."""
+    """The events between start and end. dropped: spans and instants that were too many to keep."""
 
     start: float
     end: float
+    dropped: int
     spans: deque[SpanEvent]
     instants: deque[InstantEvent]
     steps: list[StepBucket]
@@ -128,13 +130,16 @@ class Timeline:
         self._buckets: deque[StepBucket] = deque(maxlen=EVENTS)
         self._open_buckets: dict[int, StepBucket] = {}
         self._lags: deque[LagEvent] = deque(maxlen=EVENTS)
+        self._dropped = 0
 
     def span(self, track: str, name: str, start: float, end: float, lane: int = 0, /, **args: Any) -> None:
         _check(track)
+        self._dropped += len(self._spans) == EVENTS
         self._spans.append(SpanEvent(track, lane, name, start, end, args))
 
     def instant(self, track: str, name: str, **args: Any) -> None:
         _check(track)
+        self._dropped += len(self._instants) == EVENTS
         self._instants.append(InstantEvent(track, self.now(), name, args))
 
     def step(self, replica: int, used_blocks: int, sample: KvSample) -> None:
@@ -165,6 +170,7 @@ class Timeline:
         events = Events(
             start=self._since,
             end=now,
+            dropped=self._dropped,
             spans=self._spans,
             instants=self._instants,
             steps=list(self._buckets),

@@ -34,6 +34,6 @@ def diagnosed(fault: str, runs: Path) -> Diagnosis:
     words = [sys.executable, str(ROOT / "tests" / "support" / "limited_runs.py"), fault, f"runs={runs}"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=380, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = diagnose(metrics(runs / fault), json.loads((runs / fault / "config.json").read_text()))
+    found = diagnose(metrics(runs / fault), json.loads((runs / fault / "config.json").read_text()), ended=True)
     assert found.sentence in done.stdout, "the report says so too"
     return found

@@ -163,6 +163,7 @@ def _calls(start: float) -> tuple[ToolUse, ...]:
             overlap_s=0.11 - 0.05 * number,
             executed=True,
             jailed=True,
+            queue_s=0.04,
         )
         for number, (outcome, response) in enumerate([("error", "NameError: x"), ("ok", "42\n")])
     )

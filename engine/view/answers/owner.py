@@ -9,6 +9,7 @@ from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
 
 NEAR_S = 2e-5  # the page rounds the times of spans to 1e-5 s
+ANSWER_S = 0.1  # the most between an agent's last token and the end of the answer
 LATER = 4  # steps after the last one shown in which a trajectory may be trained
 
 
@@ -30,9 +31,12 @@ def owner_of(run: RunFiles, first: int, last: int, start: float, end: float) -> 
 
 
 def _has(turn: TurnOutline, start: float, end: float) -> bool:
-    """Returns whether a span is the turn, one of its calls, or begins the wait for them."""
-    times = [(turn.started_at, turn.finished_at)]
-    times += [(use.dispatched_at, use.finished_at) for use in turn.tool_uses]
+    """Returns whether a span is the turn, one of its calls, or the wait for them.
+
+    The span of a turn that an agent asked for is that of the request, from its queue to the end of the answer.
+    """
+    times = [(turn.started_at, turn.finished_at, NEAR_S), (turn.queued_at, turn.finished_at, ANSWER_S)]
+    times += [(use.dispatched_at, use.finished_at, NEAR_S) for use in turn.tool_uses]
     if turn.tool_uses:
-        times.append((turn.finished_at, max(use.finished_at for use in turn.tool_uses)))
-    return any(abs(begin - start) <= NEAR_S and abs(finish - end) <= NEAR_S for begin, finish in times)
+        times.append((turn.finished_at, max(use.finished_at for use in turn.tool_uses), NEAR_S))
+    return any(abs(begin - start) <= NEAR_S and abs(finish - end) <= slack_s for begin, finish, slack_s in times)

@@ -118,14 +118,17 @@ def engine_steps_of(columns: Mapping[str, NDArray[Any]], start: float, end: floa
 def idle_of(stretches: Sequence[Interval], start: float, end: float, most: int) -> list[tuple[str, float, float]]:
     """Returns what a replica did in a stretch of time, as (cause, from, to).
 
-    If there are more than `most`, those shorter than a part of the time are put together: a cause has the same seconds
-    in each part, in one piece.
+    Neighbours of one cause become one. If there are more than `most`, those shorter than a part of the time are put
+    together: a cause has the same seconds in each part, in one piece.
     """
-    own = [
-        (each.cause, max(start, each.start), min(end, each.end))
-        for each in stretches
-        if each.end > start and each.start < end
-    ]
+    own: list[tuple[str, float, float]] = []
+    for each in stretches:
+        if each.end <= start or each.start >= end:
+            continue
+        begin, finish = max(start, each.start), min(end, each.end)
+        if own and own[-1][0] == each.cause and own[-1][2] == begin:
+            begin = own.pop()[1]
+        own.append((each.cause, begin, finish))
     return own if len(own) <= most else list(_joined(own, (end - start) / most))
 
 

@@ -36,14 +36,15 @@ def groups_of(run: RunFiles, step: int) -> dict[str, Any]:
     groups = recorded_outlines(run, step)
     members = [member for recorded in groups for member in recorded.group.trajectories]
     started_at = min((member.started_at for member in members), default=0.0)
+    shown = [_group(recorded) for recorded in groups]
     return {
         "step": step,
         "started_at": started_at,
         "groups_written": run.recorded.groups_written(step),
-        "longest_tokens": max((member.tokens for member in members), default=0),
-        "longest_s": max((_ended_at(member) for member in members), default=started_at) - started_at,
+        "longest_tokens": max((tokens for group in shown for tokens in group["tokens"]), default=0),
+        "longest_s": max((member.finished_at for member in members), default=started_at) - started_at,
         "first": _worth_a_look(groups),
-        "groups": [_group(recorded) for recorded in groups],
+        "groups": shown,
     }
 
 
@@ -57,11 +58,6 @@ def members_of(run: RunFiles, step: int, group: int) -> dict[str, Any]:
                 "trajectories": [_member(recorded, index) for index in range(len(recorded.group.trajectories))],
             }
     raise NotThere(f"step {step} has no group {group}")
-
-
-def _ended_at(member: TrajectoryOutline) -> float:
-    ends = [at for turn in member.all_turns for at in (turn.finished_at, *(use.finished_at for use in turn.tool_uses))]
-    return max(ends, default=member.finished_at)
 
 
 def _worth_a_look(groups: Sequence[RecordedOutline]) -> dict[str, int] | None:

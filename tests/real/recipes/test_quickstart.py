@@ -60,7 +60,8 @@ def test_the_summary_says_what_happened(learnt: tuple[Path, str]) -> None:
     for seconds in summary["idle_attribution_s"].values():
         assert seconds["busy"] > 0
         assert seconds.keys() <= {
-            *("busy", "weight_sync", "kv_blocked", "tool_wait", "long_tail", "staleness_gate", "reward", "host")
+            *("busy", "weight_sync", "kv_blocked", "tool_wait", "long_tail"),
+            *("staleness_gate", "reward", "stage", "host"),
         }
     assert summary["versions"]["torch"]
     assert "Before and after" in output

@@ -66,6 +66,14 @@ export async function groups({ run, runs, query, set, go }) {
         filter,
         (value) => set({ ...query, filter: value }),
       ),
+      h("input", {
+        id: "prompt",
+        type: "search",
+        "aria-label": "prompt",
+        placeholder: "prompt",
+        value: query.prompt ?? "",
+        onchange: (event) => set({ ...query, prompt: event.target.value }),
+      }),
       h("label", {}, "bars in"),
       choice(
         ["tokens", "seconds"].map((name) => [name, name]),
@@ -77,7 +85,11 @@ export async function groups({ run, runs, query, set, go }) {
   /** @param {Group} group @param {number} index */
   const open = ({ number, samples }, index) =>
     go("trajectory", { step, group: number, sample: samples[index] });
-  const shown = rowsOf(answer, FILTERS[filter].fits);
+  const wanted = (query.prompt ?? "").toLowerCase();
+  /** @param {Group} group */
+  const isWanted = ({ prompt_id, question }) =>
+    `${prompt_id} ${question}`.toLowerCase().includes(wanted);
+  const shown = rowsOf(answer.groups.filter(isWanted), FILTERS[filter].fits);
   const members = membersOf(run, step);
   await Promise.all(shown.slice(0, FIRST).map(({ group }) => members(group)));
   return [
@@ -93,11 +105,11 @@ export async function groups({ run, runs, query, set, go }) {
 
 /**
  * Returns a row for each group and each of its trajectories that fit.
- * @param {Groups} answer
+ * @param {Group[]} groups
  * @param {(group: Group) => number[]} fits
  * @returns {ListRow[]}
  */
-function rowsOf({ groups }, fits) {
+function rowsOf(groups, fits) {
   return groups.flatMap((group) => {
     const fitting = fits(group);
     return fitting.length ? [null, ...fitting].map((index) => ({ group, index })) : [];
@@ -188,17 +200,17 @@ function memberList(answer, rows, scale, membersOf, open) {
   const axis = scale === "tokens" ? inTokens(answer) : inSeconds(answer);
   const heads = rows.filter(({ index }) => index === null).length;
   const length = scale === "tokens" ? whole(axis.longest) : seconds(axis.longest);
-  /** @type {[name: string, isNumber: boolean][]} */
+  /** @type {[name: string, isNumber: boolean, meaning?: string][]} */
   const columns = [
     ["#", false],
     [`length, ${scale} (longest ${length})`, false],
     ["tokens", true],
     ["reward", true],
     ["", false],
-    ["p_err", true],
-    ["p_format", true],
-    ["probability", true],
-    ["advantage", true],
+    ["p_err", true, "RoC's penalty for tool errors: failed calls / calls, 0.5 without a call"],
+    ["p_format", true, "RoC's penalty for the form of the answer"],
+    ["probability", true, "with which a trajectory like this one is chosen in its group"],
+    ["advantage", true, "its reward relative to the group's, by which its tokens are weighted"],
     ["end", false],
   ];
   return card(
@@ -215,7 +227,9 @@ function memberList(answer, rows, scale, membersOf, open) {
     h(
       "div",
       { class: "columns members" },
-      columns.map(([name, isNumber]) => h("span", { class: isNumber ? "number" : null }, name)),
+      columns.map(([name, isNumber, meaning]) =>
+        h("span", { class: isNumber ? "number" : null, title: meaning }, name),
+      ),
     ),
     rows.length
       ? virtualList({
@@ -229,7 +243,7 @@ function memberList(answer, rows, scale, membersOf, open) {
             return memberRow(group, index, axis, membersOf(group), () => open(group, index));
           },
         })
-      : empty("None here", "No trajectory of this step fits the filter."),
+      : empty("None here", "No trajectory of this step fits the filter and the prompt."),
   );
 }
 
@@ -350,7 +364,7 @@ function memberCells(group, { turns, reward, kept, error, reasons, advantage, st
     h("span", {}, outcome),
     figure(fixed(reasons.p_err)),
     figure(fixed(reasons.p_format)),
-    figure(percent(reasons.probability)),
+    figure(group.drop ? "–" : percent(reasons.probability)), // nothing is chosen in such a group
     figure(signed(advantage)),
     h("span", { class: "muted" }, stop),
   ];

@@ -6,14 +6,17 @@ import { actions } from "view/parts/action";
 import { chart } from "view/parts/charts";
 import { runColor } from "view/parts/colors";
 import { card, empty, h, namedCard, note, stepChooser, table, toolbar } from "view/parts/dom";
-import { fixed, percent, seconds, whole } from "view/parts/format";
+import { fixed, mean, percent, seconds, whole } from "view/parts/format";
 import { virtualList } from "view/parts/list";
 import { chosenStep, freeBlocks, RECORDS, replicaName } from "view/parts/recorded";
 
-/** @import { Decision, EngineSteps, Placement, Rivals, Run } from "view/answers" */
+/** @import { Decision, EngineSteps, Placement, ReplicaLane, Rivals } from "view/answers" */
+/** @import { Run, Timeline } from "view/answers" */
 /** @import { Context } from "view/main" */
 
 const ROW = 23; // pixels
+const FEW = 16; // replicas that have a curve each
+const MOMENTS = 600; // of the curves of more replicas
 const VIEW = 460;
 
 /** @param {Context} context */
@@ -54,9 +57,13 @@ async function kvUse(number, run, { step, started_at }) {
     );
   const timeline = await ask("timeline", { run: number, first: step, last: step });
   const shift = timeline.started_at - started_at;
+  const { replicas } = timeline;
   /** @param {keyof EngineSteps} column */
   const curves = (column) =>
-    timeline.replicas.map((replica, index) => ({
+    replicas.length > FEW ? across(replicas, column, timeline, shift) : each(column);
+  /** @param {keyof EngineSteps} column */
+  const each = (column) =>
+    replicas.map((replica, index) => ({
       label: replicaName(replica),
       x: (replica.engine.at ?? []).map((at) => at + shift),
       y: replica.engine[column] ?? [],
@@ -72,18 +79,63 @@ async function kvUse(number, run, { step, started_at }) {
       { class: "two" },
       chart({
         title: "KV blocks in use",
-        unit: "of each replica",
+        unit: "largest of each moment",
         series: curves("used_blocks"),
         ...options,
       }),
       chart({
         title: "Running requests",
-        unit: "largest of each moment",
+        unit: "largest of each moment, by seconds of the step",
         series: curves("running"),
         ...options,
       }),
     ),
   );
+}
+
+/**
+ * Returns the fullest, the mean and the emptiest of many replicas at each moment.
+ * @param {ReplicaLane[]} replicas
+ * @param {keyof EngineSteps} column
+ * @param {Timeline} timeline
+ * @param {number} shift
+ */
+function across(replicas, column, { seconds }, shift) {
+  const x = Array.from({ length: MOMENTS + 1 }, (_, index) => (index * seconds) / MOMENTS);
+  const values = replicas.map(({ engine }) => valuesAt(x, engine.at ?? [], engine[column] ?? []));
+  /** @param {(all: number[]) => number} of */
+  const over = (of) =>
+    x.map((_, index) => {
+      const known = values.map((own) => own[index]).filter((value) => value !== null);
+      return known.length ? of(known) : null;
+    });
+  /** @param {string} label @param {(all: number[]) => number} of @param {number} paint */
+  const curve = (label, of, paint) => ({
+    label,
+    x: x.map((at) => at + shift),
+    y: over(of),
+    paint: runColor(paint),
+    stepped: true,
+  });
+  return [
+    curve(`fullest of ${replicas.length} replicas`, (all) => Math.max(...all), 5),
+    curve("mean", mean, 0),
+    curve("emptiest", (all) => Math.min(...all), 2),
+  ];
+}
+
+/**
+ * Returns the newest value at each moment, null before the first.
+ * @param {number[]} moments ascending
+ * @param {number[]} at ascending
+ * @param {number[]} values
+ */
+function valuesAt(moments, at, values) {
+  let next = 0;
+  return moments.map((moment) => {
+    while (next < at.length && at[next] <= moment) next++;
+    return next ? values[next - 1] : null;
+  });
 }
 
 /** @param {Placement} placement */

@@ -19,7 +19,7 @@ import { bytes, number, percent, seconds, spaced, sum, whole } from "view/parts/
 import { RECORDS } from "view/parts/recorded";
 import { waterfall } from "view/parts/waterfall";
 
-/** @import { About } from "view/answers" */
+/** @import { About, Index } from "view/answers" */
 /** @import { Context } from "view/main" */
 
 /** @param {Context} context */
@@ -178,7 +178,24 @@ function recording({ recording }) {
       ["policy", `the newest ${newest}, and one in ${every} before them`],
       ["size", `${bytes(total_bytes)} of ${bytes(max_mb * 2 ** 20)}`],
     ]),
+    shortOfRoom(recording),
     problems.length ? h("pre", {}, problems.join("\n")) : null,
+  );
+}
+
+/**
+ * Says that the budget holds fewer of the newest steps than the policy keeps, and what would hold
+ * them; returns nothing if it holds them all.
+ * @param {Index} recording
+ */
+function shortOfRoom({ whole: kept, last, newest, total_bytes, max_mb }) {
+  const held = kept.filter((step) => step > last - newest).length;
+  const wanted = Math.min(newest, last);
+  if (held >= wanted || !kept.length || total_bytes < max_mb * 2 ** 19) return null;
+  const needed = Math.ceil((total_bytes / kept.length) * newest * 2 ** -20);
+  return note(
+    `The budget holds the newest ${whole(held)} steps, because a step takes ` +
+      `${bytes(total_bytes / kept.length)}. Fix: record.max_mb=${needed} holds ${newest}.`,
   );
 }
 

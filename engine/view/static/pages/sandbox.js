@@ -155,7 +155,10 @@ function outcomes({ kinds, count }) {
     "Outcomes",
     table(
       [
-        { name: "tool", cell: ({ name }) => name },
+        {
+          name: "tool",
+          cell: ({ name }) => h("span", { style: { whiteSpace: "nowrap" } }, name),
+        },
         {
           name: "outcome",
           cell: ({ outcome, executed }) =>
@@ -166,12 +169,15 @@ function outcomes({ kinds, count }) {
         time("median", "p50_s"),
         time("p90", "p90_s"),
         time("p99", "p99_s"),
-        time("queue, median", "queue_s"),
-        time("run, median", "run_s"),
+        time("queue", "queue_s"),
+        time("run", "run_s"),
       ],
       kinds,
     ),
-    note("The queue is the wait for a slot of the sandbox; a dash: the tool does not measure it."),
+    note(
+      "Queue and run are medians. The queue is the wait for a slot of the sandbox; a dash: the " +
+        "tool does not measure it.",
+    ),
   );
 }
 

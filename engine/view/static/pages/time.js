@@ -31,13 +31,17 @@ const SHOWN_REPLICAS = 8; // replicas that have a column in the table
 export async function time(context) {
   const { run, runs, query, set } = context;
   const rows = await metrics(run);
-  const steps = runs[run].timeline.filter((step) => step > 0);
+  const { last: trained, state, timeline: kept } = runs[run];
+  // Once a run has ended, what is kept after its last step is the last evaluation.
+  const most = state === "running" || !trained ? Infinity : trained;
+  const steps = kept.filter((step) => step > 0 && step <= most);
   /** @param {number} step */
   const open = (step) => set({ ...query, step });
   return [
     bySteps(rows, open),
     paceChanges(await ask("changes", { run }), open),
     stages(rows),
+    blockedLines(rows),
     ...(steps.length ? await timeline(context, steps) : [noTimeline()]),
   ];
 }
@@ -141,6 +145,40 @@ function stages(rows) {
     note(
       `Shares of its workers' time in the newest ${RECENT} steps; the queue is the last one's. ` +
         "A stage that waits for neither works, also while it awaits something of its own.",
+    ),
+  );
+}
+
+/**
+ * Returns the lines that blocked the event loop in the newest steps; nothing if none did.
+ * @param {Metrics} rows
+ */
+function blockedLines(rows) {
+  const steps = column(rows, "time/step_s").x.slice(-RECENT);
+  const lines = Object.keys(rows.values)
+    .flatMap((name) => name.match(/^host\/blocked_at\/(.+)$/)?.slice(1) ?? [])
+    .map((line) => {
+      const { x, y } = column(rows, `host/blocked_at/${line}`);
+      const recent = y.filter((_, index) => steps.includes(x[index]));
+      return { line, blocked_s: sum(recent), steps: recent.length };
+    })
+    .filter(({ blocked_s }) => blocked_s > 0)
+    .sort((a, b) => b.blocked_s - a.blocked_s);
+  if (!lines.length) return null;
+  return namedCard(
+    "blocked",
+    "Lines that block the event loop",
+    table(
+      [
+        { name: "line", mono: true, cell: ({ line }) => line },
+        { name: "blocked", number: true, cell: ({ blocked_s }) => seconds(blocked_s) },
+        { name: "in steps", number: true, cell: ({ steps }) => whole(steps) },
+      ],
+      lines,
+    ),
+    note(
+      `The worst line of each of the newest ${steps.length} steps. While it runs, no stage, tool ` +
+        "or reward goes on; what computes for long belongs into a thread (asyncio.to_thread).",
     ),
   );
 }

@@ -4,6 +4,12 @@ import { h } from "view/parts/dom";
 
 const MARGIN = 8; // rows above and below the view that are in the document too, for scrolling
 
+/** Lets the keyboard reach a row, and Enter open it. @param {HTMLElement} row */
+function openByEnter(row) {
+  row.tabIndex = 0;
+  row.addEventListener("keydown", ({ key }) => key === "Enter" && row.click());
+}
+
 /**
  * @param {{
  *   id: string,
@@ -39,6 +45,7 @@ export function virtualList({ id, count, height, view, row }) {
       element.style.top = `${index * height}px`;
       element.style.height = `${height}px`;
       element.setAttribute("role", "listitem");
+      if (element.classList.contains("clickable")) openByEnter(element);
       shown.set(index, element);
       sizer.append(element);
     }

@@ -25,7 +25,7 @@ export function stacked(rows, parts, onclick) {
     .filter((row) => parts.some(({ values }) => (values[row] ?? null) !== null));
   /** @param {number} row */
   const total = (row) => sum(parts.map(({ values }) => values[row] ?? 0));
-  const most = Math.max(1e-9, ...shown.map(total));
+  const most = shown.reduce((highest, row) => Math.max(highest, total(row)), 1e-9);
   let margin = LEFT; // pixels for the numbers of the axis, as they are measured
   /** @param {number} width */
   const pitch = (width) => Math.min(34, (width - margin) / shown.length);

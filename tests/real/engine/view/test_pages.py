@@ -32,7 +32,13 @@ STRUCTURE = {
         "#staleness .bar": 1,
     },
     "flight": {"#under-way tbody tr": 6, "#ended tbody tr": 1, ".flight-states i": 6},
-    "time": {"#by-step canvas": 1, "canvas#lanes": 1, "#losses tbody tr": 6, "#timeline .legend span": 6},
+    "time": {
+        "#by-step canvas": 1,
+        "canvas#lanes": 1,
+        "#losses tbody tr": 6,
+        "#timeline .legend span": 6,
+        "#blocked tbody tr": 1,
+    },
     "groups": {"#groups .item.head": 4, "#groups .item.members": 16, ".members .length i": 16},
     "trajectory": {
         "#conversation .message": 3,

@@ -52,7 +52,7 @@ CASES = {
     "a loop that computes a lot": (a_row(host__loop_cpu_share=0.7), Limit.NONE),
     "node's own work": (a_row(replicas__busy_s=6.0, idle__host_s=10.0), Limit.HOST),
     "a stage of one's own": (
-        a_row(replicas__busy_s=6.0, idle__host_s=10.0)
+        a_row(replicas__busy_s=6.0, idle__stage_s=10.0)
         | {"stage/judge/busy_s": 7.0, "stage/judge/blocked_in_s": 2.0, "stage/judge/blocked_out_s": 0.0},
         Limit.STAGE,
     ),
@@ -62,7 +62,7 @@ CASES = {
     ),
     "a stage that works while the replicas do": (a_row() | {"stage/judge/busy_s": 9.0}, Limit.NONE),
     "a stage that stands still with the loop": (
-        a_row(replicas__busy_s=6.0, idle__host_s=10.0, host__loop_blocked_s=5.0) | {"stage/judge/busy_s": 9.0},
+        a_row(replicas__busy_s=6.0, idle__stage_s=10.0, host__loop_blocked_s=5.0) | {"stage/judge/busy_s": 9.0},
         Limit.HOST,
     ),
     "checkpoints on a slow disk": (
@@ -120,7 +120,7 @@ def test_a_thread_that_takes_the_loops_turns_is_no_line_to_move_into_a_thread():
 
 
 def test_a_slow_stage_behind_a_shut_gate_is_not_staleness():
-    row = a_row(replicas__busy_s=4.0, idle__host_s=12.0, time__lease_wait_s=8.0) | {"stage/judge/busy_s": 9.0}
+    row = a_row(replicas__busy_s=4.0, idle__stage_s=12.0, time__lease_wait_s=8.0) | {"stage/judge/busy_s": 9.0}
     found = diagnose([row], CONFIG | {"max_staleness": 1})
     assert found.limit == Limit.STAGE
     assert "Your stage `judge` limits this run: it works for 9.0 of 9.0 s" in found.sentence
@@ -171,6 +171,12 @@ def test_the_newest_steps_count_and_those_without_a_pace_do_not():
     assert found.limit == Limit.NONE
     assert found.steps == (2, 1 + WINDOW)
     assert diagnose(rows, CONFIG, window=WINDOW + 1).limit == Limit.LEARNER
+
+
+@pytest.mark.parametrize(("queue_ms", "run_ms", "option"), [(90.0, 9.0, "slots"), (3.0, 5_000.0, "prompts_per_step")])
+def test_more_slots_are_advised_only_where_calls_queue_for_them(queue_ms, run_ms, option):
+    row = CASES["tools, replicas idle"][0] | {"tools/queue_p50_ms": queue_ms, "tools/run_p50_ms": run_ms}
+    assert diagnose([row], CONFIG | {"prompts_per_step": 8}).advice[0].option == option
 
 
 @pytest.mark.parametrize(

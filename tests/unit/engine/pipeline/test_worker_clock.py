@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,3 +79,26 @@ async def test_waiting_inside_a_port_is_no_work():
         ("mine", 2.0),
     ]
     assert pipeline.drain_periods() == []
+
+
+async def test_it_is_told_when_a_stage_works_also_when_it_fails():
+    told = []
+
+    async def source(inbox, outbox):
+        await outbox.put(1)
+        await outbox.put(2)
+
+    async def fails(inbox, outbox):
+        async for item in inbox:
+            if item == 2:
+                raise ZeroDivisionError
+
+    stages = [Stage(name="source", run=source), Stage(name="mine", run=fails, workers=2)]
+    pipeline = Pipeline(stages, works=lambda stage, does: told.append((stage, does)))
+    with pytest.raises(ZeroDivisionError):
+        await pipeline.run()
+    for stage in ("source", "mine"):
+        own = [does for name, does in told if name == stage]
+        assert own == [number % 2 == 0 for number in range(len(own))], "each beginning has an end"
+        assert len(own) % 2 == 0
+        assert own

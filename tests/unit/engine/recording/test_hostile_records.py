@@ -31,7 +31,7 @@ from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
 from tests.support.examples import examples
 from tests.support.odd_texts import ODD_TEXTS
-from tests.support.recorded_run import write_recorded_run
+from tests.support.recorded_run import START, STEP_S, write_recorded_run
 from tests.support.viewed_runs import write_viewed_run
 
 STRAYS = (
@@ -59,6 +59,10 @@ def ask_all(folder):
         ("now", {}),
         *((each, {"step": str(step)}) for each in ("groups", "placement", "tokens") for step in seen["recorded"][:4]),
         *((each, {"first": "0", "last": "9"}) for each in ("timeline", "tool-calls")),
+        ("timeline", {"first": "0", "last": "9", "from": "0.1", "to": "0.9", "trajectories": "longest"}),
+        ("owner", {"first": "0", "last": "9", "start": str(START + STEP_S), "end": str(START + STEP_S + 0.2)}),
+        *(("decisions", {"step": str(step), "page": "0"}) for step in seen["recorded"][:4]),
+        *(("members", {"step": str(step), "group": "1"}) for step in seen["recorded"][:4]),
         *(
             ("trajectory", {"step": str(step), "group": str(group), "sample": str(sample)})
             for step in seen["recorded"][:2]

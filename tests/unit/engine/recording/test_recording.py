@@ -9,7 +9,7 @@ from engine.recording import files, recording
 from engine.recording.policy import RecordConfig
 from engine.recording.reader import RecordedRun
 from engine.recording.recording import Recording
-from engine.telemetry.timeline import Timeline
+from engine.telemetry.timeline import EVENTS, Timeline
 from engine.types import LearnerNumbers
 from tests.support.fakes import Clock
 from tests.support.recorded_run import made_group, made_segment
@@ -159,3 +159,12 @@ async def test_a_run_that_is_cancelled_has_what_happened_before(tmp_path):
         pass
     [segment] = RecordedRun(tmp_path).timeline(1, 1)
     assert [instant.name for instant in segment.instants] == ["last words"]
+
+
+async def test_events_that_were_too_many_to_keep_are_told(tmp_path):
+    timeline, notes = Timeline(Clock()), []
+    async with a_recording(tmp_path, timeline, notes):
+        for number in range(EVENTS + 3):
+            timeline.span("reward", str(number), 0.0, 1.0)
+    assert "3 events of the timeline are left out" in notes[0]
+    assert "3 events" in RecordedRun(tmp_path).index.problems[0]

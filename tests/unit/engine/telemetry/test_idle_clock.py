@@ -52,7 +52,8 @@ def test_busy_and_causes_sum_to_the_time_observed(events):
     ("states", "cause"),
     [
         ([], "host"),
-        (["reward"], "reward"),
+        (["stage"], "stage"),
+        (["stage", "reward"], "reward"),
         (["reward", "staleness_gate"], "staleness_gate"),
         (["reward", "staleness_gate", "other"], "long_tail"),
         (["reward", "staleness_gate", "other tool"], "long_tail"),

@@ -16,6 +16,15 @@ def group(trajectories, lease=0, **options):
     return Group(prompt=a_prompt(lease), trajectories=tuple(trajectories), lease=lease, **options)
 
 
+def test_the_queue_and_the_run_of_a_call_are_told_apart_where_a_tool_measures_them():
+    uses = [replace(a_use(took=0.5), queue_s=0.4), replace(a_use(took=0.3), queue_s=0.2), a_use(took=9.0)]
+    found = metrics.step([group([a_trajectory(0, reward=1.0, uses=uses)], kept=(0,))], version=1)
+    assert found["tools/queue_p50_ms"] == pytest.approx(300.0)
+    assert found["tools/run_p50_ms"] == pytest.approx(100.0), "the call that was not measured is in neither"
+    unmeasured = metrics.step([group([a_trajectory(0, reward=1.0, uses=[a_use()])], kept=(0,))], version=1)
+    assert not [name for name in unmeasured if "queue" in name or name.startswith("tools/run")]
+
+
 def test_a_step_by_hand():
     ok, bad, refused = a_use("ok", took=0.1), a_use("timeout", at=1.0, took=0.3), a_use("malformed", executed=False)
     trained = group(

@@ -78,9 +78,11 @@ def test_memory_is_bounded_where_nobody_drains():
     timeline = Timeline(Clock())
     for number in range(module.EVENTS + 10):
         timeline.span("reward", str(number), 0.0, 1.0)
-    spans = timeline.drain().spans
-    assert len(spans) == module.EVENTS
-    assert spans[0].name == "10"
+    events = timeline.drain()
+    assert len(events.spans) == module.EVENTS
+    assert events.spans[0].name == "10"
+    assert events.dropped == 10, "what is not kept is counted"
+    assert timeline.drain().dropped == 0
 
 
 def test_a_track_that_does_not_exist_is_refused_when_it_is_used():

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,8 +38,9 @@ from tests.support.fakes import ScriptedRunner, ScriptedSessions
     ],
 )
 async def test_the_model_reads_what_was_printed_and_what_ended_the_call(result, text):
+    result = msgspec.structs.replace(result, queue_s=0.25)
     reply = await PythonTool(ScriptedRunner(lambda code: result))({"code": "x"})
-    assert reply == ToolReply(outcome=result.outcome, text=text, executed=True, jailed=False)
+    assert reply == ToolReply(outcome=result.outcome, text=text, executed=True, jailed=False, queue_s=0.25)
 
 
 @pytest.mark.parametrize(

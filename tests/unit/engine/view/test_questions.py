@@ -247,9 +247,10 @@ def test_tool_calls_are_counted_and_the_slowest_are_told_whole(tmp_path):
     assert found["steps"] == [1, 2]
     assert found["count"] == 8  # two steps of two groups, each with two calls
     assert [(kind["outcome"], kind["count"], kind["queue_s"]) for kind in found["kinds"]] == [
-        ("error", 4, None),
-        ("ok", 4, None),
+        ("error", 4, 0.04),
+        ("ok", 4, 0.04),
     ]
+    assert found["kinds"][0]["run_s"] == pytest.approx(0.16)
     assert found["kinds"][1]["p99_s"] == pytest.approx(3.0, rel=0.1)
     assert sum(found["histogram"]["counts"]) == 8
     slowest = found["slowest"][0]

@@ -100,6 +100,11 @@ def test_thinned_idle_time_has_the_same_seconds_of_each_cause_and_no_overlap():
     assert thin == pytest.approx(whole)
 
 
+def test_idle_stretches_of_one_cause_that_meet_are_one():
+    stretches = [Interval(0, "busy", 0.0, 5.0), Interval(0, "busy", 5.0, 7.0), Interval(0, "busy", 8.0, 9.0)]
+    assert idle_of(stretches, 1.0, 9.0, 100) == [("busy", 1.0, 7.0), ("busy", 8.0, 9.0)]
+
+
 def test_thinned_engine_steps_keep_the_peaks_and_the_sums():
     at = np.arange(0.0, 100.0, 0.05)
     used, preempted = np.zeros(len(at), np.int32), np.zeros(len(at), np.int32)
