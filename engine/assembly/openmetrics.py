@@ -147,14 +147,18 @@ class RunCollector(Collector):
             for cause, value in sorted(causes.items()):
                 seconds.add_metric([str(replica), cause], value)
         yield seconds
-        used = GaugeMetricFamily("rocstar_run_kv_used", "Share of KV blocks in use", labels=["replica"], unit="ratio")
+        used = GaugeMetricFamily(
+            "rocstar_run_kv_used",
+            "Share of KV blocks in use when the engine made its last step",
+            labels=["replica"],
+            unit="ratio",
+        )
         for replica, share in sorted(fleet.kv_used.items()):
             used.add_metric([str(replica)], share)
         yield used
-        requests = GaugeMetricFamily("rocstar_run_requests", "Requests of an engine", labels=["replica", "state"])
-        for replica, sample in sorted(fleet.last.items()):
-            requests.add_metric([str(replica), "running"], sample.running)
-            requests.add_metric([str(replica), "waiting"], sample.waiting)
+        requests = GaugeMetricFamily("rocstar_run_requests", "Requests on a replica", labels=["replica"])
+        for replica, count in sorted(fleet.requests.items()):
+            requests.add_metric([str(replica)], count)
         yield requests
         yield GaugeMetricFamily("rocstar_run_replicas", "Replicas that serve", value=len(fleet.live))
         yield CounterMetricFamily("rocstar_run_replica_deaths", "Replicas that died", value=fleet.deaths)
