@@ -65,14 +65,14 @@ def _dead_replicas(steps: StepWindow) -> Iterator[Finding]:
     figures = {metric.REPLICAS_LIVE: live or 0, metric.REPLICAS_DEATHS: deaths}
     fix = "Fix: the timeline shows why; often memory is short"
     if live is not None and live < wanted:
-        yield _alarm(steps, f"{live:.0f} of {wanted} replicas serve. {fix}", figures, "kv_blocks")
+        yield _alarm(steps, f"{live:.0f} of {wanted} replicas {steps.verb('serve')}. {fix}", figures, "kv_blocks")
     elif deaths:
         yield _alarm(steps, f"replicas died {deaths:.0f} times and were replaced. {fix}", figures, "kv_blocks")
 
 
 def _other_processes(steps: StepWindow) -> Iterator[Finding]:
     if steps.others >= NOTABLE:
-        text = f"other processes use {percent(steps.others)} of this machine's cores. Fix: run it alone"
+        text = f"other processes {steps.verb('use')} {percent(steps.others)} of this machine's cores. Fix: run it alone"
         yield Finding(text=text, figures={metric.HOST_OTHERS_CPU_SHARE: steps.others})
 
 
@@ -127,8 +127,9 @@ def _throttled_gpus(steps: StepWindow) -> Iterator[Finding]:
 def _shared_gpus(steps: StepWindow) -> Iterator[Finding]:
     for device, size in sorted(steps.means_of(metric.GPU_OTHERS_BYTES).items()):
         if size >= LEAST_BYTES:
-            text = f"other processes hold {size / 1e9:.1f} GB of GPU {device}. Fix: end them, or devices without them"
-            yield _alarm(steps, text, {metric.member(metric.GPU_OTHERS_BYTES, device): size}, "devices")
+            text = f"other processes {steps.verb('hold')} {size / 1e9:.1f} GB of GPU {device}"
+            fix = "Fix: end them, or devices without them"
+            yield _alarm(steps, f"{text}. {fix}", {metric.member(metric.GPU_OTHERS_BYTES, device): size}, "devices")
 
 
 def advice(steps: StepWindow, lost: Mapping[Limit, float], limit: Limit) -> Iterator[Finding]:

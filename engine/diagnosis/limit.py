@@ -18,6 +18,7 @@ from typing import Any
 
 from engine import metric_names as metric
 from engine.diagnosis.advice import Finding, advice, alarms
+from engine.diagnosis.figures import Figures, figures_of
 from engine.diagnosis.step_window import Limit, Row, StepWindow, percent
 
 WINDOW = 8  # number of newest steps that a diagnosis covers
@@ -35,7 +36,7 @@ class Diagnosis:
 
     sentence: says that the run is healthy, or what limits it, with figures; in the past tense if it has ended. lost:
     share of the steps by cause; shares overlap if several causes held at once. steps: the first and the last step that
-    it covers; None if there is none.
+    it covers; None if there is none. figures: those of these steps (`figures_of`).
     """
 
     sentence: str
@@ -44,6 +45,7 @@ class Diagnosis:
     advice: tuple[Finding, ...] = ()
     lost: Mapping[Limit, float] = field(default_factory=dict)
     steps: tuple[int, int] | None = None
+    figures: Figures = field(default_factory=dict)
 
     @property
     def healthy(self) -> bool:
@@ -78,7 +80,13 @@ def diagnose(
         waits = percent(steps.share(metric.TIME_ROLLOUT_S))
         verb = steps.verb("waits")
         sentence = f"What the replicas waited for is not known; the learner {verb} for rollouts {waits} of the time."
-        return Diagnosis(sentence=sentence, limit=Limit.NONE, alarms=tuple(alarms(steps)), steps=between)
+        return Diagnosis(
+            sentence=sentence,
+            limit=Limit.NONE,
+            alarms=tuple(alarms(steps)),
+            steps=between,
+            figures=figures_of(steps),
+        )
     lost, wrong = steps.lost(), tuple(alarms(steps))
     limit = _limit(steps, lost)
     found = Diagnosis(
@@ -88,6 +96,7 @@ def diagnose(
         advice=tuple(advice(steps, lost, limit)),
         lost=lost,
         steps=between,
+        figures=figures_of(steps),
     )
     return replace(found, sentence=f"Healthy. {found.sentence}") if found.healthy and not ended else found
 

@@ -21,6 +21,7 @@ _PAST = {
     "computes": "computed",
     "has": "had",
     "have": "had",
+    "hold": "held",
     "is": "was",
     "limit": "limited",
     "limits": "limited",
@@ -92,6 +93,27 @@ class StepWindow:
     def total(self, name: str) -> float:
         """Returns the sum of a metric over the steps."""
         return sum(row.get(name, 0.0) for row in self.rows)
+
+    def knows(self, name: str) -> bool:
+        """Returns whether a row has this metric."""
+        return any(name in row for row in self.rows)
+
+    def sum_of(self, name: str) -> float | None:
+        """Returns the sum of a metric over the steps; None if no row has it."""
+        return self.total(name) if self.knows(name) else None
+
+    def peak(self, name: str) -> float | None:
+        """Returns the largest value of a metric, or of all metrics of a family; None if no row has one."""
+        known = any(key == name or metric.part_of(name, key) for row in self.rows for key in row)
+        return self.most(name) if known else None
+
+    def mean_per(self, name: str, count: str) -> float | None:
+        """Returns the mean of a metric that each step gives as a mean over so many; a step that does not say how many
+        counts as one. None if no row has the metric.
+        """
+        pairs = [(row[name], row.get(count, 1.0)) for row in self.rows if name in row]
+        whole = sum(weight for _, weight in pairs)
+        return sum(value * weight for value, weight in pairs) / whole if whole else None
 
     def share(self, name: str) -> float:
         """Returns a phase's share of the steps' seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -94,6 +95,7 @@ class Questions:
         if self.follow:
             for run in self.runs:
                 run.refresh()
+        now = time.time()
         runs = [
             {
                 "name": run.name,
@@ -107,10 +109,12 @@ class Questions:
                 "recorded": run.recorded.steps,
                 "timeline": run.recorded.timeline_steps,
                 "problems": run.problems,
+                "changed_at": round(now - run.age_s),
+                "step_s": pace_of(run.rows, run.state, run.age_s, run.ended).step_s,
             }
             for run in self.runs
         ]
-        return {"follow": self.follow, "listed": len(self._below) > 0, "runs": runs}
+        return {"follow": self.follow, "now": now, "listed": len(self._below) > 0, "runs": runs}
 
     def _found(self) -> dict[str, Any]:
         """Returns a row for each run that there is, with its number if it is open."""

@@ -31,7 +31,7 @@
 
 /**
  * listed: whether the page was opened for folders with runs in them.
- * @typedef {{ follow: boolean, listed: boolean, runs: Run[] }} Runs
+ * @typedef {{ follow: boolean, now: number, listed: boolean, runs: Run[] }} Runs
  */
 
 /**
@@ -69,6 +69,8 @@
  *   recorded: number[],
  *   timeline: number[],
  *   problems: string[],
+ *   changed_at: number,
+ *   step_s: number | null,
  * }} Run
  */
 
@@ -86,6 +88,7 @@
  *   advice: Finding[],
  *   lost: Record<string, number>,
  *   steps: [number, number] | null,
+ *   figures: Record<string, number | null>,
  *   measured: boolean,
  *   pace: Pace,
  * }} Now

@@ -14,6 +14,8 @@ import { time } from "view/pages/time";
 import { trajectory } from "view/pages/trajectory";
 import { runColor } from "view/parts/colors";
 import { badge, empty, h, hideTip, nodes } from "view/parts/dom";
+import { seconds } from "view/parts/format";
+import { keepingPlace } from "view/parts/keep";
 
 /** @import { Run } from "view/answers" */
 /** @import { Query } from "view/api" */
@@ -47,19 +49,20 @@ import { badge, empty, h, hideTip, nodes } from "view/parts/dom";
 /** @type {Page[]} */
 const PAGES = [
   { name: "now", title: "Now", build: now },
+  { name: "learning", title: "Learning", build: learning },
   ...(exported ? [] : [{ name: "flight", title: "In flight", build: flight }]),
   { name: "time", title: "Where time goes", build: time },
   { name: "groups", title: "Groups", build: groups },
   { name: "trajectory", title: "Trajectory", build: trajectory },
-  { name: "learning", title: "Learning", build: learning },
-  { name: "placement", title: "Placement", build: placement },
   { name: "sandbox", title: "Sandbox", build: sandbox },
+  { name: "placement", title: "Placement", build: placement },
   { name: "run", title: "Run", build: run },
   ...(exported ? [] : [{ name: "runs", title: "All runs", build: runs }]),
 ];
 // Pages that are redrawn when new rows come; on the others a reader would lose the place.
 const LIVE = new Set(["now", "learning"]);
 const POLL_MS = 2000;
+const TICK_MS = 1000; // between two drawings of a running run's age
 const PROBLEMS = 5; // lines about damaged files that are shown at most
 
 const state = {
@@ -73,6 +76,7 @@ const state = {
   query: {},
   drawing: 0, // number of the newest drawing: a page that is built late must not replace it
   hasNewer: false,
+  ahead_s: 0, // by how much the server's clock is before ours
 };
 
 /** Reads "#/groups?run=0&step=8". */
@@ -122,7 +126,6 @@ function placeOf(id) {
 function drawHeader() {
   const chosen = chosenRun();
   const run = state.runs[chosen];
-  const kinds = { running: "accent", finished: "good", stopped: "warn" };
   const runs = besideRuns().map((number, place) => {
     const { name, path } = state.runs[number];
     return h(
@@ -143,18 +146,26 @@ function drawHeader() {
       title,
     ),
   );
-  placeOf("header").replaceChildren(
+  const header = placeOf("header");
+  keepingPlace(header, () => header.replaceChildren(...headerParts(run, runs, pages)));
+}
+
+/**
+ * @param {Run} run
+ * @param {Node[]} runs
+ * @param {Node[]} pages
+ */
+function headerParts(run, runs, pages) {
+  const kinds = { running: "accent", finished: "good", stopped: "warn" };
+  return [
+    h("h1", { class: "hidden" }, `${state.page.title}, ${run.name}`),
     h(
       "div",
       { class: "row" },
       h("span", { class: "mark" }, "rocstar"),
       h("div", { class: "runs" }, runs),
       badge(run.state, kinds[run.state]),
-      h(
-        "span",
-        { class: "muted number" },
-        `step ${run.last}${run.steps ? ` of ${run.steps}` : ""}`,
-      ),
+      h("span", { class: "muted number", id: "pace" }, paceText(run)),
       exported ? badge("exported") : null,
       run.state === "running" && !state.follow && !exported
         ? badge("stands still here: start the page with follow=true", "warn")
@@ -164,7 +175,29 @@ function drawHeader() {
       h("button", { id: "theme", onclick: toggleTheme }, "light / dark"),
     ),
     h("nav", { class: "row", "aria-label": "pages" }, pages),
-  );
+  ];
+}
+
+/**
+ * Returns how far a run is, how fast it goes, and how long it takes still.
+ * @param {Run} run
+ */
+function paceText({ state: how, last, steps, step_s, changed_at }) {
+  const parts = [`step ${last}${steps ? ` of ${steps}` : ""}`];
+  if (step_s !== null) parts.push(`${seconds(step_s)} a step`);
+  if (how === "running" && !exported) {
+    const age_s = Math.max(0, Date.now() / 1000 + state.ahead_s - changed_at);
+    parts.push(`last row ${seconds(Math.round(age_s))} ago`);
+    const left = (steps ?? 0) - last;
+    if (step_s !== null && left > 0)
+      parts.push(`about ${seconds(Math.round(left * step_s))} to go`);
+  }
+  return parts.join(" · ");
+}
+
+function tick() {
+  const run = state.runs[chosenRun()];
+  if (run.state === "running") placeOf("pace").textContent = paceText(run);
 }
 
 function redraw() {
@@ -207,7 +240,7 @@ async function drawPage() {
     .slice(0, PROBLEMS)
     .map((line) => h("div", { class: "problem" }, line));
   const place = placeOf("page");
-  place.replaceChildren(...problems, ...nodes(content));
+  keepingPlace(place, () => place.replaceChildren(...problems, ...nodes(content)));
   place.dataset.page = name;
   place.dataset.drawn = String(drawing);
 }
@@ -240,7 +273,9 @@ async function poll() {
   if (document.hidden) return;
   const before = state.runs;
   try {
-    state.runs = (await ask("runs")).runs;
+    const { runs, now } = await ask("runs");
+    state.runs = runs;
+    state.ahead_s = now - Date.now() / 1000;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     return; // the server has ended; the page stays as it is
@@ -260,18 +295,24 @@ async function poll() {
 async function start() {
   const theme = rememberedTheme();
   setTheme(theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
-  const { runs, follow, listed } = await ask("runs");
+  const { runs, follow, listed, now } = await ask("runs");
   state.runs = runs;
   state.follow = follow;
   if (listed && !location.hash) location.replace("#/runs");
+  state.ahead_s = now - Date.now() / 1000;
   readAddress();
   await redraw();
   addEventListener("hashchange", () => {
+    const before = [state.page, chosenRun()];
     readAddress();
+    const turned = state.page !== before[0] || chosenRun() !== before[1];
+    if (turned) scrollTo(0, 0);
     redraw();
-    scrollTo(0, 0);
   });
-  if (follow) setInterval(poll, POLL_MS);
+  if (follow) {
+    setInterval(poll, POLL_MS);
+    setInterval(tick, TICK_MS);
+  }
 }
 
 start();

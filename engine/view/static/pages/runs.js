@@ -4,6 +4,7 @@ import { ask, Problem } from "view/api";
 import { runColor } from "view/parts/colors";
 import { badge, empty, h, namedCard, note, table } from "view/parts/dom";
 import { percent, seconds, whole } from "view/parts/format";
+import { keepingPlace } from "view/parts/keep";
 
 /** @import { FoundRun, RunList } from "view/answers" */
 /** @import { Context } from "view/main" */
@@ -19,11 +20,12 @@ let typed = "";
 /** @param {Context} context */
 export async function runs(context) {
   const card = namedCard("run-list", "Runs");
-  const list = h("div", { class: "wide" });
+  const list = h("div", { class: "wide", id: "run-list-table" });
   /** @type {RunList | null} */
   let answer = null;
   const filter = h("input", {
     id: "filter",
+    "aria-label": "filter the runs",
     type: "search",
     autocomplete: "off",
     placeholder: "filter by name, folder, recipe or state",
@@ -34,14 +36,16 @@ export async function runs(context) {
   });
   filter.value = typed;
   const show = () => {
-    if (answer !== null) list.replaceChildren(content(answer, typed, context));
+    const found = answer;
+    if (found !== null)
+      keepingPlace(list, () => list.replaceChildren(content(found, typed, context)));
   };
   const look = async (first = false) => {
     if (!first && !card.isConnected) return; // another page is open
     if (!document.hidden) {
       try {
         answer = await ask("run-list");
-        if (!list.contains(document.activeElement)) show();
+        show();
       } catch (error) {
         if (!(error instanceof Problem)) throw error;
         list.replaceChildren(empty("The list cannot be read", error.message));

@@ -47,7 +47,12 @@ const INTEGER_SPACINGS = [0, 1, 2, 3, 4, 5].flatMap((power) =>
 export function chart(chart) {
   const { title, unit = "", height = 190, about = null } = chart;
   const { missing = "This run has not measured it." } = chart;
-  const place = h("div", { class: "plot", style: { minHeight: `${height}px` } });
+  const place = h("div", {
+    class: "plot",
+    role: "img",
+    "aria-label": `${title}, ${unit}`,
+    style: { minHeight: `${height}px` },
+  });
   const values = h("div", { class: "legend" });
   const box = h(
     "div",
