@@ -48,6 +48,13 @@ def test_a_row_says_how_a_run_is(tmp_path: Path) -> None:
         folder.resume(1)
         [going] = [row for row in listed.rows() if row["name"] == "goes-on"]
         assert (going["step"], going["accuracy"]) == (1, None)
+        folder.step(2, metrics(2))
+        listed.rows()
+        folder.resume(1)  # the file is another one, and soon longer than the one before
+        for step in (3, 5, 7, 9):
+            folder.step(step, metrics(step))
+        [going] = [row for row in listed.rows() if row["name"] == "goes-on"]
+        assert (going["step"], going["accuracy"]) == (9, None)
     [done] = [row for row in listed.rows() if row["name"] == "done"]
     assert (done["state"], done["step"], done["steps"]) == ("finished", 3, 3)
     assert 0 <= done["age_s"] < 60
