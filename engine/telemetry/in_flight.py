@@ -171,7 +171,7 @@ class InFlight:
 
     def ends(self, watched: Watched, trajectory: Trajectory) -> None:
         """Notes that a rollout has ended and, unless a whole group is graded together, has its reward."""
-        watched.turn, watched.tokens = len(trajectory.all_turns), trajectory.sampled_tokens
+        watched.turn = len(trajectory.all_turns)
         self._remove(watched, stop=str(trajectory.stop), reward=trajectory.reward)
 
     def _remove(self, watched: Watched, *, stop: str, reward: float | None) -> None:

@@ -57,6 +57,9 @@ def ask_all(folder):
         ("about", {}),
         ("metrics", {}),
         ("now", {}),
+        ("meanings", {}),
+        ("in-flight", {}),
+        ("run-list", {}),
         *((each, {"step": str(step)}) for each in ("groups", "placement", "tokens") for step in seen["recorded"][:4]),
         *((each, {"first": "0", "last": "9"}) for each in ("timeline", "tool-calls")),
         *(
