@@ -76,6 +76,7 @@ async def opened(paths: Sequence[Path], *, follow: bool) -> Questions:
     runs = [RunFiles(path) for path in paths if path not in folders]
     if not runs:
         runs = [RunFiles(await _newest(folders))]
+        folders = [path for path in folders if not is_run(path)]  # one that was waited for is the run itself
     return Questions(runs, follow=follow, below=folders)
 
 
@@ -87,7 +88,7 @@ def _may_hold_runs(path: Path) -> bool:
 async def _newest(folders: Sequence[Path]) -> Path:
     """Returns the newest run in these folders, once there is one."""
     says = True
-    while not (found := runs_below(folders)):
+    while not (found := [path for path in runs_below(folders) if (path / "config.json").exists()]):
         if says:
             says, names = False, ", ".join(map(str, folders))
             print(printable(f"no run in {names} yet: waiting for one. Ctrl-C ends it."), flush=True)

@@ -95,6 +95,17 @@ async def test_a_folder_without_runs_is_waited_for_with_a_word(
     assert [run.name for run in asked.runs] == ["first"]
     assert capsys.readouterr().out.count("waiting for one") == 1
     assert asked.answer("runs", {})["listed"]
+    named = await opened([tmp_path / "runs" / "first"], follow=False)
+    assert not named.answer("runs", {})["listed"]
+
+
+async def test_a_run_that_is_waited_for_by_its_name_is_no_list(tmp_path: Path) -> None:
+    later = threading.Timer(0.3, write_viewed_run, [tmp_path / "mine"], {"recorded": 0})
+    later.start()
+    asked = await opened([tmp_path / "mine"], follow=False)
+    later.join()
+    assert [run.name for run in asked.runs] == ["mine"]
+    assert not asked.answer("runs", {})["listed"]
 
 
 async def test_a_run_that_is_named_stands_beside_one_that_is_not_there_yet(tmp_path: Path) -> None:
