@@ -88,7 +88,7 @@ def _may_hold_runs(path: Path) -> bool:
 async def _newest(folders: Sequence[Path]) -> Path:
     """Returns the newest run in these folders, once there is one."""
     says = True
-    while not (found := [path for path in runs_below(folders) if (path / "config.json").exists()]):
+    while not (found := runs_below(folders)):
         if says:
             says, names = False, ", ".join(map(str, folders))
             print(printable(f"no run in {names} yet: waiting for one. Ctrl-C ends it."), flush=True)

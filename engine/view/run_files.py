@@ -88,8 +88,6 @@ class RunFiles:
 
     def refresh(self) -> None:
         """Reads the rows that were written since the last call, or all of them if a resumed run rewrote the file."""
-        if not self.config:  # a run that has just begun
-            self.config = self._json("config.json") or {}
         try:
             with (self.path / "metrics.jsonl").open("rb") as file:
                 status = os.fstat(file.fileno())

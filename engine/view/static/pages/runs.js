@@ -20,6 +20,17 @@ let typed = "";
 /** @param {Context} context */
 export async function runs(context) {
   const card = namedCard("run-list", "Runs");
+  const problem = h("div", { class: "problem", hidden: true });
+  /** @param {string} path @param {(run: number) => void} then */
+  const opening = async (path, then) => {
+    try {
+      then(await context.open(path));
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      problem.textContent = error.message;
+      problem.hidden = false;
+    }
+  };
   const list = h("div", { class: "wide", id: "run-list-table" });
   /** @type {RunList | null} */
   let answer = null;
@@ -38,7 +49,7 @@ export async function runs(context) {
   const show = () => {
     const found = answer;
     if (found !== null)
-      keepingPlace(list, () => list.replaceChildren(content(found, typed, context)));
+      keepingPlace(list, () => list.replaceChildren(content(found, typed, context, opening)));
   };
   const look = async (first = false) => {
     if (!first && !card.isConnected) return; // another page is open
@@ -53,7 +64,7 @@ export async function runs(context) {
     }
     setTimeout(look, AGAIN_MS);
   };
-  card.append(filter, list);
+  card.append(filter, problem, list);
   await look(true);
   return card;
 }
@@ -62,8 +73,9 @@ export async function runs(context) {
  * @param {RunList} answer
  * @param {string} text
  * @param {Context} context
+ * @param {Opening} opening
  */
-function content({ runs, below }, text, context) {
+function content({ runs, below }, text, context, opening) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const listed = runs.filter(({ name, path, recipe, state }) => {
     const all = `${name} ${path} ${recipe} ${state}`.toLowerCase();
@@ -75,15 +87,21 @@ function content({ runs, below }, text, context) {
     "div",
     {},
     note(count, `Chosen ones, ${MOST} at most, are shown beside each other on the page Learning.`),
-    listed.length ? table(columns(context), listed, "found-runs") : null,
+    listed.length ? table(columns(context, opening), listed, "found-runs") : null,
   );
 }
 
 /**
+ * Opens a run and does something with its number; says on the page why that fails.
+ * @typedef {(path: string, then: (run: number) => void) => Promise<void>} Opening
+ */
+
+/**
  * @param {Context} context
+ * @param {Opening} opening
  * @returns {Column<FoundRun>[]}
  */
-function columns({ chosen, choose, go, open }) {
+function columns({ chosen, choose, go }, opening) {
   return [
     {
       name: "beside",
@@ -93,10 +111,10 @@ function columns({ chosen, choose, go, open }) {
           type: "checkbox",
           "aria-label": `show ${name} beside others`,
           disabled: !isChosen && chosen.length >= MOST,
-          onchange: async () => {
-            const one = await open(path);
-            choose(isChosen ? chosen.filter((other) => other !== one) : [...chosen, one]);
-          },
+          onchange: () =>
+            opening(path, (one) =>
+              choose(isChosen ? chosen.filter((other) => other !== one) : [...chosen, one]),
+            ),
         });
         box.checked = isChosen;
         const key = {
@@ -114,9 +132,9 @@ function columns({ chosen, choose, go, open }) {
           {
             href: "#/now",
             title: path,
-            onclick: async (event) => {
+            onclick: (event) => {
               event.preventDefault();
-              go("now", { run: await open(path) });
+              opening(path, (run) => go("now", { run }));
             },
           },
           name,

@@ -189,6 +189,12 @@ async def test_runs_are_found_opened_and_overlaid_from_a_list(tmp_path):
         await page.until("document.querySelector('main').dataset.page === 'now'")
         assert await page.evaluate("document.title") == "Now · new"
         assert page.complaints == []
+        write_viewed_run(tmp_path / "odd", recorded=0)
+        tmp_path.joinpath("odd", "config.json").write_text("[")
+        await opened(page, "runs")
+        await page.until(f"({rows})[0] === 'odd'")
+        await page.evaluate("document.querySelector('#found-runs a').click()")
+        await page.until("document.querySelector('#run-list .problem').textContent.includes('config.json')")
 
 
 async def test_thousands_of_trajectories_are_scrolled_with_few_rows_in_the_document(tmp_path):

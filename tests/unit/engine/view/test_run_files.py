@@ -16,17 +16,6 @@ def test_rows_that_come_later_are_read_by_the_next_refresh(tmp_path):
         assert run.epoch == 1
 
 
-def test_the_configuration_of_a_run_that_has_just_begun_is_read_later(tmp_path):
-    with run_under_way(tmp_path / "run", steps=1) as folder:
-        config = (folder.path / "config.json").read_bytes()
-        (folder.path / "config.json").unlink()
-        run = RunFiles(tmp_path / "run")
-        assert run.config == {}
-        (folder.path / "config.json").write_bytes(config)
-        run.refresh()
-        assert run.config["steps"] == 3
-
-
 def test_a_damaged_row_is_left_out_and_named(tmp_path):
     write_viewed_run(tmp_path / "run", recorded=0)
     path = tmp_path / "run" / "metrics.jsonl"
