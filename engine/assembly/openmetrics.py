@@ -60,14 +60,22 @@ class RunSources:
     tokens: Callable[[], int]
 
 
-@asynccontextmanager
-async def scraped(sources: RunSources, port: int) -> AsyncIterator[str]:
-    """Serves while the block lasts, and yields the URL of the metrics. port: 0 for any free one.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scraped:
+    """The metrics as they are served. url: their address."""
 
-    Raises `sandbox.http.listener.CannotListen`.
-    """
+    url: str
+    _registry: CollectorRegistry
+
+    def follow(self, sources: RunSources) -> None:
+        """Serves the metrics of this run from now on; there are none before."""
+        self._registry.register(RunCollector(sources))
+
+
+@asynccontextmanager
+async def scraped(run: RunFolder, port: int) -> AsyncIterator[Scraped]:
+    """Serves while the block lasts. port: 0 for any free one. Raises `sandbox.http.listener.CannotListen`."""
     registry = CollectorRegistry()
-    registry.register(RunCollector(sources))
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -76,13 +84,13 @@ async def scraped(sources: RunSources, port: int) -> AsyncIterator[str]:
     app = web.Application(middlewares=[bodies_end, _local])
     app.add_routes([web.get("/metrics", metrics)])
     async with listening(app, Address(port=port)) as url:
-        target = {"targets": [urlsplit(url).netloc], "labels": {"run": sources.run.path.name}}
-        sources.run.json(SCRAPE, [target])
+        target = {"targets": [urlsplit(url).netloc], "labels": {"run": run.path.name}}
+        run.json(SCRAPE, [target])
         try:
-            yield f"{url}/metrics"
+            yield Scraped(url=f"{url}/metrics", _registry=registry)
         finally:
             with suppress(OSError):
-                (sources.run.path / SCRAPE).unlink()
+                (run.path / SCRAPE).unlink()
 
 
 @web.middleware
@@ -147,14 +155,18 @@ class RunCollector(Collector):
             for cause, value in sorted(causes.items()):
                 seconds.add_metric([str(replica), cause], value)
         yield seconds
-        used = GaugeMetricFamily("rocstar_run_kv_used", "Share of KV blocks in use", labels=["replica"], unit="ratio")
+        used = GaugeMetricFamily(
+            "rocstar_run_kv_used",
+            "Share of KV blocks in use when the engine made its last step",
+            labels=["replica"],
+            unit="ratio",
+        )
         for replica, share in sorted(fleet.kv_used.items()):
             used.add_metric([str(replica)], share)
         yield used
-        requests = GaugeMetricFamily("rocstar_run_requests", "Requests of an engine", labels=["replica", "state"])
-        for replica, sample in sorted(fleet.last.items()):
-            requests.add_metric([str(replica), "running"], sample.running)
-            requests.add_metric([str(replica), "waiting"], sample.waiting)
+        requests = GaugeMetricFamily("rocstar_run_requests", "Requests on a replica", labels=["replica"])
+        for replica, count in sorted(fleet.requests.items()):
+            requests.add_metric([str(replica)], count)
         yield requests
         yield GaugeMetricFamily("rocstar_run_replicas", "Replicas that serve", value=len(fleet.live))
         yield CounterMetricFamily("rocstar_run_replica_deaths", "Replicas that died", value=fleet.deaths)

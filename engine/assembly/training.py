@@ -44,7 +44,7 @@ from engine.assembly.config import TrainingConfig
 from engine.assembly.evaluations import EvaluationSchedule, ScheduledEvaluation
 from engine.assembly.expected import BudgetTooSmall
 from engine.assembly.learner import agree_on_first_weights, canary_of, process_of
-from engine.assembly.openmetrics import RunSources, scraped
+from engine.assembly.openmetrics import RunSources, Scraped, scraped
 from engine.assembly.parts import Parts, started
 from engine.assembly.startup import Startup, seconds_since_start
 from engine.atomic_files import write_whole
@@ -529,14 +529,17 @@ async def training(
     )
     wiring.check_sinks(sinks)
     wiring.require(run, isinstance(run, Run), "training must be given the run", "training(..., run)")
-    opens = run.opens or opened
-    async with opens(config, run.folder, make_balancer=make_balancer, sinks=sinks, console=console or Console()) as job:
-        if run.metrics_port is None:
-            yield job
-            return
-        async with scraped(job.sources(), run.metrics_port) as url:
-            say(job.console, f"metrics for Prometheus at {url}")
-            yield job
+    opens, console = run.opens or opened, console or Console()
+    async with AsyncExitStack() as stack:
+        served: Scraped | None = None
+        if run.metrics_port is not None:  # before the parts start: a port that is taken is said at once
+            served = await stack.enter_async_context(scraped(run.folder, run.metrics_port))
+            say(console, f"metrics for Prometheus at {served.url}")
+        parts = opens(config, run.folder, make_balancer=make_balancer, sinks=sinks, console=console)
+        job = await stack.enter_async_context(parts)
+        if served is not None:
+            served.follow(job.sources())
+        yield job
 
 
 @asynccontextmanager

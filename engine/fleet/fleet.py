@@ -147,6 +147,11 @@ class Fleet:
         return {index: 1 - sample.free_blocks / live[index].usable_blocks for index, sample in samples.items()}
 
     @property
+    def requests(self) -> dict[int, int]:
+        """The number of requests that each live replica has."""
+        return {index: replica.in_flight for index, replica in self._supervisor.live.items()}
+
+    @property
     def deaths(self) -> int:
         return self._supervisor.deaths
 

@@ -125,7 +125,9 @@ def under_way(snapshot: Snapshot, first: int, *, now: float) -> Table:
     title = f"{total:,} rollouts under way {now - snapshot.at:.0f} s ago" + (f": {counts}" if counts else "")
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in ("rollout", "prompt", "state", "turn", "tokens", "replica", "seconds"):
-        table.add_column(column, justify="right" if column in ("turn", "tokens", "replica", "seconds") else "left")
+        table.add_column(
+            column, justify="right" if column in ("turn", "tokens", "replica", "seconds") else "left", no_wrap=True
+        )
     for each in snapshot.under_way[:first]:
         step, group = divmod(each.lease, max(1, snapshot.groups_per_step))
         place = "evaluation" if each.lease < 0 else f"step {step + 1}, group {group}"

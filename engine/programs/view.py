@@ -77,6 +77,7 @@ async def opened(paths: Sequence[Path], *, follow: bool) -> Questions:
     runs = [RunFiles(path) for path in paths if path not in folders]
     if not runs:
         runs = [RunFiles(await _newest(folders))]
+        folders = [path for path in folders if not is_run(path)]  # one that was waited for is the run itself
     return Questions(runs, follow=follow, below=folders)
 
 

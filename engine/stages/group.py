@@ -242,6 +242,7 @@ class GroupMaker:
         async def run(sample: int) -> None:
             with in_flight.rollout(prompt.id, sample=sample, lease=lease) as watched:
                 tallies[sample].watched = watched
+                watched.tokens = tallies[sample].tokens  # those that the journal holds
                 trajectory = await self._sample(prompt, sample, number, tallies[sample], logs[sample])
                 in_flight.ends(watched, trajectory)
             if progress.decision is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from types import TracebackType
 from typing import Literal
 
 import msgspec
@@ -102,13 +103,27 @@ class Watched:
         """Notes that turn `number`, from 1, is about to be sampled."""
         self.turn = number
 
-    @contextmanager
-    def waits_for_place(self, waiting: AbstractContextManager[None]) -> Iterator[None]:
-        """Inside, the rollout waits for a place on a replica; then it samples. waiting: is entered too."""
-        self.moves("queued")
-        with waiting:
-            yield
-        self.moves("sampling")
+    def waits_for_place(self, waiting: AbstractContextManager[None]) -> AbstractContextManager[None]:
+        """Returns a context: inside, the rollout waits for a place on a replica; then it samples. waiting: is entered
+        too.
+        """
+        return _WaitsForPlace(self, waiting)
+
+
+@dataclass(slots=True)
+class _WaitsForPlace:  # a generator would take three times as long, each turn
+    _watched: Watched
+    _waiting: AbstractContextManager[None]
+
+    def __enter__(self) -> None:
+        self._watched.moves("queued")
+        self._waiting.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._watched.moves("sampling")
+        return self._waiting.__exit__(kind, error, trace)
 
 
 def unwatched() -> Watched:
@@ -156,7 +171,7 @@ class InFlight:
 
     def ends(self, watched: Watched, trajectory: Trajectory) -> None:
         """Notes that a rollout has ended and, unless a whole group is graded together, has its reward."""
-        watched.turn, watched.tokens = len(trajectory.all_turns), trajectory.sampled_tokens
+        watched.turn = len(trajectory.all_turns)
         self._remove(watched, stop=str(trajectory.stop), reward=trajectory.reward)
 
     def _remove(self, watched: Watched, *, stop: str, reward: float | None) -> None:

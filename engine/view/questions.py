@@ -121,7 +121,7 @@ class Questions:
             }
             for run in self.runs
         ]
-        return {"follow": self.follow, "listed": len(self._below) > 0, "now": now, "runs": runs}
+        return {"follow": self.follow, "now": now, "listed": len(self._below) > 0, "runs": runs}
 
     def _found(self) -> dict[str, Any]:
         """Returns a row for each run that there is, with its number if it is open."""

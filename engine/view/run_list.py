@@ -27,8 +27,8 @@ TAIL_BYTES = 1 << 20
 
 
 def is_run(path: Path) -> bool:
-    """Returns whether a folder is that of a run. A model has a config.json too, but no metrics."""
-    return (path / "metrics.jsonl").is_file()
+    """Returns whether a folder is that of a run that has begun. A model has a config.json too, but no metrics."""
+    return (path / "metrics.jsonl").is_file() and (path / "config.json").is_file()
 
 
 def runs_below(roots: Sequence[Path]) -> list[Path]:

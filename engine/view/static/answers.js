@@ -37,7 +37,7 @@
 
 /**
  * listed: whether the page was opened for folders with runs in them.
- * @typedef {{ follow: boolean, listed: boolean, now: number, runs: Run[] }} Runs
+ * @typedef {{ follow: boolean, now: number, listed: boolean, runs: Run[] }} Runs
  */
 
 /**

@@ -98,8 +98,16 @@ async def a_run(tmp_path: Path, name: str = "mine") -> AsyncIterator[SimpleNames
             yield SimpleNamespace(job=job, node=node, folder=folder)
 
 
+@asynccontextmanager
+async def served(run: SimpleNamespace) -> AsyncIterator[str]:
+    async with scraped(run.folder, 0) as metrics:
+        assert parsed(await scrape(metrics.url)) == {}, "nothing has started"
+        metrics.follow(run.job.sources())
+        yield metrics.url
+
+
 async def test_what_prometheus_reads(tmp_path: Path) -> None:
-    async with a_run(tmp_path) as run, scraped(run.job.sources(), 0) as url:
+    async with a_run(tmp_path) as run, served(run) as url:
         before = parsed(await scrape(url))
         assert "rocstar_step_reward" not in before, "no step is trained: a gap, no 0"
         assert values(before, "rocstar_run_step") == {(): 0}
@@ -128,7 +136,7 @@ async def test_what_prometheus_reads(tmp_path: Path) -> None:
 
 
 async def test_the_metrics_of_a_row(tmp_path: Path) -> None:
-    async with a_run(tmp_path) as run, scraped(run.job.sources(), 0) as url:
+    async with a_run(tmp_path) as run, served(run) as url:
         run.job.recorder.step(2, ROW)
         families = parsed(await scrape(url))
         assert values(families, "rocstar_step_idle_seconds")[("long_tail",)] == 0.25
@@ -152,13 +160,13 @@ def test_no_two_metrics_have_one_name() -> None:
 
 async def test_runs_do_not_collide_and_are_found(tmp_path: Path) -> None:
     async with a_run(tmp_path, "a") as one, a_run(tmp_path, "b") as other:
-        async with scraped(one.job.sources(), 0) as first, scraped(other.job.sources(), 0) as second:
+        async with served(one) as first, served(other) as second:
             assert first != second
             targets = [json.loads(run.folder.path.joinpath(SCRAPE).read_bytes())[0] for run in (one, other)]
             assert [f"http://{target['targets'][0]}/metrics" for target in targets] == [first, second]
             assert [target["labels"] for target in targets] == [{"run": "a"}, {"run": "b"}]
             with pytest.raises(CannotListen, match="choose another port"):
-                async with scraped(other.job.sources(), int(first.rpartition(":")[2].partition("/")[0])):
+                async with scraped(other.folder, int(first.rpartition(":")[2].partition("/")[0])):
                     pass
         with pytest.raises(aiohttp.ClientConnectionError):
             await scrape(first)
@@ -168,7 +176,7 @@ async def test_runs_do_not_collide_and_are_found(tmp_path: Path) -> None:
 async def test_a_page_of_another_site_reads_nothing(tmp_path: Path) -> None:
     async with (
         a_run(tmp_path) as run,
-        scraped(run.job.sources(), 0) as url,
+        served(run) as url,
         aiohttp.ClientSession() as client,
         client.get(url, headers={"Host": "evil.example"}) as answer,
     ):
@@ -177,7 +185,7 @@ async def test_a_page_of_another_site_reads_nothing(tmp_path: Path) -> None:
 
 async def test_a_scrape_is_short_at_real_size(tmp_path: Path) -> None:
     """64 replicas and 16,384 rollouts under way: nothing of a scrape takes 50 ms of the loop."""
-    async with a_run(tmp_path) as run, scraped(run.job.sources(), 0) as url:
+    async with a_run(tmp_path) as run, served(run) as url:
         run.job.recorder.step(2, ROW)
         now = run.job.timeline.now()
         for replica in range(1, 64):
@@ -211,7 +219,7 @@ async def test_the_dashboard_and_the_alerts_ask_for_what_a_run_exports(tmp_path:
     alerts = yaml.safe_load((TELEMETRY / "alerts.yml").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
-    async with a_run(tmp_path) as run, scraped(run.job.sources(), 0) as url:
+    async with a_run(tmp_path) as run, served(run) as url:
         documented_names = [entry.name.replace("*", "x") for entry in documented()]
         run.job.recorder.step(2, {**dict.fromkeys(documented_names, 1.0), **ROW})
         exported = {sample.name for family in parsed(await scrape(url)).values() for sample in family.samples}

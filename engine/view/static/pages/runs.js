@@ -4,6 +4,7 @@ import { ask, Problem } from "view/api";
 import { runColor } from "view/parts/colors";
 import { badge, empty, h, namedCard, note, table } from "view/parts/dom";
 import { percent, seconds, whole } from "view/parts/format";
+import { keepingPlace } from "view/parts/keep";
 
 /** @import { FoundRun, RunList } from "view/answers" */
 /** @import { Context } from "view/main" */
@@ -19,11 +20,23 @@ let typed = "";
 /** @param {Context} context */
 export async function runs(context) {
   const card = namedCard("run-list", "Runs");
-  const list = h("div", { class: "wide" });
+  const problem = h("div", { class: "problem", hidden: true });
+  /** @param {string} path @param {(run: number) => void} then */
+  const opening = async (path, then) => {
+    try {
+      then(await context.open(path));
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      problem.textContent = error.message;
+      problem.hidden = false;
+    }
+  };
+  const list = h("div", { class: "wide", id: "run-list-table" });
   /** @type {RunList | null} */
   let answer = null;
   const filter = h("input", {
     id: "filter",
+    "aria-label": "filter the runs",
     type: "search",
     autocomplete: "off",
     placeholder: "filter by name, folder, recipe or state",
@@ -34,14 +47,16 @@ export async function runs(context) {
   });
   filter.value = typed;
   const show = () => {
-    if (answer !== null) list.replaceChildren(content(answer, typed, context));
+    const found = answer;
+    if (found !== null)
+      keepingPlace(list, () => list.replaceChildren(content(found, typed, context, opening)));
   };
   const look = async (first = false) => {
     if (!first && !card.isConnected) return; // another page is open
     if (!document.hidden) {
       try {
         answer = await ask("run-list");
-        if (!list.contains(document.activeElement)) show();
+        show();
       } catch (error) {
         if (!(error instanceof Problem)) throw error;
         list.replaceChildren(empty("The list cannot be read", error.message));
@@ -49,7 +64,7 @@ export async function runs(context) {
     }
     setTimeout(look, AGAIN_MS);
   };
-  card.append(filter, list);
+  card.append(filter, problem, list);
   await look(true);
   return card;
 }
@@ -58,8 +73,9 @@ export async function runs(context) {
  * @param {RunList} answer
  * @param {string} text
  * @param {Context} context
+ * @param {Opening} opening
  */
-function content({ runs, below }, text, context) {
+function content({ runs, below }, text, context, opening) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const listed = runs.filter(({ name, path, recipe, state }) => {
     const all = `${name} ${path} ${recipe} ${state}`.toLowerCase();
@@ -71,15 +87,21 @@ function content({ runs, below }, text, context) {
     "div",
     {},
     note(count, `Chosen ones, ${MOST} at most, are shown beside each other on the page Learning.`),
-    listed.length ? table(columns(context), listed, "found-runs") : null,
+    listed.length ? table(columns(context, opening), listed, "found-runs") : null,
   );
 }
 
 /**
+ * Opens a run and does something with its number; says on the page why that fails.
+ * @typedef {(path: string, then: (run: number) => void) => Promise<void>} Opening
+ */
+
+/**
  * @param {Context} context
+ * @param {Opening} opening
  * @returns {Column<FoundRun>[]}
  */
-function columns({ chosen, choose, go, open }) {
+function columns({ chosen, choose, go }, opening) {
   return [
     {
       name: "beside",
@@ -89,10 +111,10 @@ function columns({ chosen, choose, go, open }) {
           type: "checkbox",
           "aria-label": `show ${name} beside others`,
           disabled: !isChosen && chosen.length >= MOST,
-          onchange: async () => {
-            const one = await open(path);
-            choose(isChosen ? chosen.filter((other) => other !== one) : [...chosen, one]);
-          },
+          onchange: () =>
+            opening(path, (one) =>
+              choose(isChosen ? chosen.filter((other) => other !== one) : [...chosen, one]),
+            ),
         });
         box.checked = isChosen;
         const key = {
@@ -110,9 +132,9 @@ function columns({ chosen, choose, go, open }) {
           {
             href: "#/now",
             title: path,
-            onclick: async (event) => {
+            onclick: (event) => {
               event.preventDefault();
-              go("now", { run: await open(path) });
+              opening(path, (run) => go("now", { run }));
             },
           },
           name,

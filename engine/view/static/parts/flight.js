@@ -5,6 +5,7 @@ import { ask, exported, Problem } from "view/api";
 import { color } from "view/parts/colors";
 import { badge, empty, h, legend, namedCard, nodes, note, table } from "view/parts/dom";
 import { fixed, seconds, sum, whole } from "view/parts/format";
+import { keepingPlace } from "view/parts/keep";
 
 /** @import { InFlight, RolloutEnded, RolloutUnderWay } from "view/answers" */
 /** @import { Column } from "view/parts/dom" */
@@ -44,7 +45,7 @@ export async function flight(run, recorded = []) {
       try {
         const answer = await ask("in-flight", { run });
         goesOn = answer.state === "running";
-        keepingScroll(place, () => place.replaceChildren(...nodes(content(answer, run, recorded))));
+        keepingPlace(place, () => place.replaceChildren(...nodes(content(answer, run, recorded))));
       } catch (error) {
         if (!(error instanceof Problem)) throw error;
         place.replaceChildren(empty("Nothing is known of rollouts in flight", error.message));
@@ -54,19 +55,6 @@ export async function flight(run, recorded = []) {
   };
   await look();
   return panel;
-}
-
-/**
- * Replaces what is in a place; a list that was scrolled there stays where it was.
- * @param {HTMLElement} place
- * @param {() => void} replace
- */
-function keepingScroll(place, replace) {
-  const before = [...place.querySelectorAll(".scroll")].map(({ scrollTop }) => scrollTop);
-  replace();
-  place.querySelectorAll(".scroll").forEach((list, index) => {
-    list.scrollTop = before[index] ?? 0;
-  });
 }
 
 /**
@@ -117,11 +105,17 @@ function content(answer, run, recorded) {
   ];
 }
 
-/** @param {string} name @param {HTMLElement} list */
-const scrolled = (name, list) =>
+/** @param {string} label @param {HTMLElement} list */
+const scrolled = (label, list) =>
   h(
     "div",
-    { class: "scroll wide flight-list", tabindex: "0", role: "region", "aria-label": name },
+    {
+      id: `${list.id}-list`,
+      class: "scroll wide flight-list",
+      tabindex: "0",
+      role: "region",
+      "aria-label": label,
+    },
     list,
   );
 

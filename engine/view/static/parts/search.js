@@ -41,6 +41,7 @@ export function metricSearch({ meanings, chosen, initial, onchoose, ontype }) {
   const found = h("div", { id: "found", class: "found" });
   const input = h("input", {
     id: "search",
+    "aria-label": "search the metrics",
     type: "search",
     autocomplete: "off",
     spellcheck: "false",
@@ -78,21 +79,5 @@ export function metricSearch({ meanings, chosen, initial, onchoose, ontype }) {
     if (text.trim() && !listed.length) found.append(note("No metric of this run matches."));
   };
   show(typed);
-  keepFocus(input);
   return [input, found];
-}
-
-/**
- * Gives an input that replaces the focused one of its id the focus.
- * @param {HTMLInputElement} input
- */
-function keepFocus(input) {
-  const before = document.activeElement;
-  if (!(before instanceof HTMLInputElement) || before.id !== input.id) return;
-  const { selectionStart, selectionEnd } = before;
-  requestAnimationFrame(() => {
-    if (!input.isConnected) return;
-    input.focus();
-    input.setSelectionRange(selectionStart, selectionEnd);
-  });
 }

@@ -150,10 +150,10 @@ async def test_metrics_are_found_by_name_and_meaning_and_what_is_typed_stays(tmp
             await page.until(f"({title}).startsWith('kv_peak/replica0')")
             assert "largest share of a replica" in await page.evaluate(title)
             assert "charts=kv_peak" in await page.evaluate("location.hash")
-            await page.evaluate("location.reload()")
-            await page.until(f"({title}).startsWith('kv_peak/replica0')")
-            assert await page.evaluate("document.querySelector('#search').value") == "kv_peak"
-            assert page.complaints == []
+            again = await web.open(await page.evaluate("location.href"))
+            await again.until(f"({title}).startsWith('kv_peak/replica0')")
+            assert await again.evaluate("document.querySelector('#search').value") == "kv_peak"
+            assert page.complaints == again.complaints == []
 
 
 async def test_several_runs_are_overlaid_and_compared(tmp_path):
@@ -195,6 +195,12 @@ async def test_runs_are_found_opened_and_overlaid_from_a_list(tmp_path):
         await page.until("document.querySelector('main').dataset.page === 'now'")
         assert await page.evaluate("document.title") == "Now · new"
         assert page.complaints == []
+        write_viewed_run(tmp_path / "odd", recorded=0)
+        tmp_path.joinpath("odd", "config.json").write_text("[")
+        await opened(page, "runs")
+        await page.until(f"({rows})[0] === 'odd'")
+        await page.evaluate("document.querySelector('#found-runs a').click()")
+        await page.until("document.querySelector('#run-list .problem').textContent.includes('config.json')")
 
 
 async def test_thousands_of_trajectories_are_scrolled_with_few_rows_in_the_document(tmp_path):

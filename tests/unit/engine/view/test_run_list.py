@@ -48,6 +48,13 @@ def test_a_row_says_how_a_run_is(tmp_path: Path) -> None:
         folder.resume(1)
         [going] = [row for row in listed.rows() if row["name"] == "goes-on"]
         assert (going["step"], going["accuracy"]) == (1, None)
+        folder.step(2, metrics(2))
+        listed.rows()
+        folder.resume(1)  # the file is another one, and soon longer than the one before
+        for step in (3, 5, 7, 9):
+            folder.step(step, metrics(step))
+        [going] = [row for row in listed.rows() if row["name"] == "goes-on"]
+        assert (going["step"], going["accuracy"]) == (9, None)
     [done] = [row for row in listed.rows() if row["name"] == "done"]
     assert (done["state"], done["step"], done["steps"]) == ("finished", 3, 3)
     assert 0 <= done["age_s"] < 60
@@ -88,6 +95,17 @@ async def test_a_folder_without_runs_is_waited_for_with_a_word(
     assert [run.name for run in asked.runs] == ["first"]
     assert capsys.readouterr().out.count("waiting for one") == 1
     assert asked.answer("runs", {})["listed"]
+    named = await opened([tmp_path / "runs" / "first"], follow=False)
+    assert not named.answer("runs", {})["listed"]
+
+
+async def test_a_run_that_is_waited_for_by_its_name_is_no_list(tmp_path: Path) -> None:
+    later = threading.Timer(0.3, write_viewed_run, [tmp_path / "mine"], {"recorded": 0})
+    later.start()
+    asked = await opened([tmp_path / "mine"], follow=False)
+    later.join()
+    assert [run.name for run in asked.runs] == ["mine"]
+    assert not asked.answer("runs", {})["listed"]
 
 
 async def test_a_run_that_is_named_stands_beside_one_that_is_not_there_yet(tmp_path: Path) -> None:
