@@ -419,16 +419,20 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerNumbers:
-    """What the learner computes for each token of a row in its forward pass of the step, just before the update.
+    """What the learner computes for each token of a row in the forward pass that the row's update is made of.
 
     logprob_gradient_T: minus the derivative of the loss by the token's log-probability, times the minibatch's tokens:
     above 0 the token is made likelier. All are NaN where a token was not sampled. A trained token whose advantage is
     not 0 and whose gradient is 0 was clipped.
+
+    minibatch: the number of the row's minibatch in the step: in 0 the weights are those before the step, later the
+    policy has moved already. None if no token of the row was trained.
     """
 
     logprobs_T: Floats
     entropy_T: Floats
     logprob_gradient_T: Floats
+    minibatch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,8 @@ class Trainer:
         proximal = [None, *(self.logprobs(part.ranks[self.rank]) for part in later)]
         results: list[dict[str, float]] = []
         for index, minibatch in enumerate(minibatches):
+            if self._notes is not None:
+                self._notes.minibatch = index
             try:
                 scored = Scored(proximal[index] if self.proximal else None, self._reference_logprobs(minibatch))
                 results.append(self.update(minibatch, scored, live if index == 0 else None))

@@ -83,6 +83,7 @@ from engine.stages.empty_batches import NothingLeft, check_graded
 from engine.stages.evaluate import Estimate, Evaluation, Evaluator
 from engine.stages.group import GroupMaker, MakeGroup, groups
 from engine.stages.train import TrainStage
+from engine.telemetry.gpu_meter import GpuMeter
 from engine.telemetry.host_meter import HostMeter
 from engine.telemetry.noted_warnings import noted_warnings
 from engine.telemetry.sinks import MetricSink
@@ -190,6 +191,7 @@ class Training:
             path=run.path / "curriculum.jsonl",
         )
         self.host = HostMeter(say=self._report_blocked, end=lambda: os._exit(1), silence_s=1.5 * config.step_deadline_s)
+        self.gpus = GpuMeter(config.devices.devices, say=self._report_blocked)
         self.stats: Callable[[], list[StageStats]] = list  # the pipeline's, once there is one
         self._drain_periods: Callable[[], list[Period]] = list  # the same
         self.maker: GroupMaker | None = None  # the recipe's rollouts and reward, once its stages are listed
@@ -340,7 +342,7 @@ class Training:
             on_trained=self._on_trained,
             stats=lambda: self.stats(),
             timeline=self.timeline,
-            host=self.host.read,
+            host=lambda: self.host.read() | self.gpus.read(),
             state=self.state,
             checkpoint_every=self.config.checkpoint_every,
             train_s=self.recorder.progress.train_s,
@@ -376,11 +378,13 @@ class Training:
                     watching = tasks.create_task(self._watch(), name="watch")
                     following = tasks.create_task(pipeline.watch(), name="vanished")
                     metering = tasks.create_task(self.host.run(), name="host")
+                    asking = tasks.create_task(self.gpus.run(), name="gpus")
                     await self._run(pipeline)
                     ticking.cancel()
                     watching.cancel()
                     following.cancel()
                     metering.cancel()
+                    asking.cancel()
             except BaseExceptionGroup as failures:  # callers expect the error of a part itself
                 raise first_error(failures) from failures
         summary = self._summary()
@@ -392,7 +396,7 @@ class Training:
         self.recorder.draw()
         check_graded(self.recorder.progress.steps)
         self.run_folder.json("summary.json", summary)  # written last: a run that has it is over
-        diagnosis = self.recorder.diagnosis()
+        diagnosis = self.recorder.diagnosis(ended=True)
         print_report(self.console, self.run_folder.path, summary, self.recorder.progress, diagnosis)
         if self.nothing_left:
             say(self.console, str(self.nothing_left))

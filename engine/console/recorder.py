@@ -94,9 +94,9 @@ class RunRecorder:
             self._display.limit(self.diagnosis().sentence)
         self._failed.clear()
 
-    def diagnosis(self) -> Diagnosis:
-        """Returns what limits the run, judged by its newest steps."""
-        return diagnose(self.progress.steps[-WINDOW:], self._options)
+    def diagnosis(self, *, ended: bool = False) -> Diagnosis:
+        """Returns what limits the run, or limited it if it has ended, judged by its newest steps."""
+        return diagnose(self.progress.steps[-WINDOW:], self._options, ended=ended)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], trajectories: list[Trajectory]) -> None:
         """Notes that an evaluation has just ended. Its trajectories are kept for the report's examples."""

@@ -1,7 +1,7 @@
-"""Finds what is wrong with a run (alarms) and what would make it faster (advice), with figures and an option to change.
+"""Finds what is wrong with a run (alarms) and what would help it on (advice), with figures and an option to change.
 
-Invariant: no option is named that the run's recipe does not have. Without its option an alarm is still given, advice is
-not.
+Invariant: no option is named that the run's recipe does not have. Without its option an alarm is still given, advice of
+how to be faster is not.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from engine import metric_names as metric
 from engine.diagnosis.step_window import Limit, StepWindow, percent
 
 NOTABLE = 0.1  # a cause that costs a smaller share of the steps is not mentioned
+OFTEN = 0.2  # evaluations that take a smaller share of the time are not mentioned
 # Above these there is an alarm.
 FAILED = 0.01  # share of the trajectories that are lost to errors that are not the model's
 TRUNCATED = 0.25  # share of the trajectories that are cut off by their budget of tokens
 LATE = 0.05  # share of the trajectories that run out of time
-FLAT = 0.5  # share of the groups that have no signal
+FLAT = 0.5  # share of the groups that have no signal; if most of them are solved, that is no alarm
+USED = 0.5  # share of the time in which a GPU computes, below which its clock says nothing
+THROTTLED = 0.7  # below this share of its clock a busy GPU is held back
+LEAST_BYTES = 1e9  # of a GPU that others hold; a desktop takes less
 FULL = 0.9  # share of a replica's KV blocks in use, if requests were preempted
 
 
@@ -47,6 +51,8 @@ def alarms(steps: StepWindow) -> Iterator[Finding]:
     """Yields what is wrong, whatever limits the run: first what concerns the machine, then the rollouts."""
     yield from _dead_replicas(steps)
     yield from _other_processes(steps)
+    yield from _shared_gpus(steps)
+    yield from _throttled_gpus(steps)
     yield from _blocked_loop(steps)
     yield from _full_cache(steps)
     yield from _lost_trajectories(steps)
@@ -59,14 +65,14 @@ def _dead_replicas(steps: StepWindow) -> Iterator[Finding]:
     figures = {metric.REPLICAS_LIVE: live or 0, metric.REPLICAS_DEATHS: deaths}
     fix = "Fix: the timeline shows why; often memory is short"
     if live is not None and live < wanted:
-        yield _alarm(steps, f"{live:.0f} of {wanted} replicas serve. {fix}", figures, "kv_blocks")
+        yield _alarm(steps, f"{live:.0f} of {wanted} replicas {steps.verb('serve')}. {fix}", figures, "kv_blocks")
     elif deaths:
         yield _alarm(steps, f"replicas died {deaths:.0f} times and were replaced. {fix}", figures, "kv_blocks")
 
 
 def _other_processes(steps: StepWindow) -> Iterator[Finding]:
     if steps.others >= NOTABLE:
-        text = f"other processes use {percent(steps.others)} of this machine's cores. Fix: run it alone"
+        text = f"other processes {steps.verb('use')} {percent(steps.others)} of this machine's cores. Fix: run it alone"
         yield Finding(text=text, figures={metric.HOST_OTHERS_CPU_SHARE: steps.others})
 
 
@@ -100,23 +106,51 @@ def _lost_trajectories(steps: StepWindow) -> Iterator[Finding]:
 
 
 def _flat_groups(steps: StepWindow) -> Iterator[Finding]:
-    groups = max(1.0, steps.total(metric.GROUPS_ALL))
-    flat, solved = steps.total(metric.GROUPS_FLAT) / groups, steps.total(metric.GROUPS_SOLVED) / groups
-    if flat > FLAT:
-        fix = f"{'harder' if solved > flat / 2 else 'easier'} prompts"
-        if steps.has("refills"):
-            fix += ", or others in their place"
-        text = f"{percent(flat)} of the groups have no signal, {percent(solved)} because they are solved. Fix: {fix}"
+    flat, solved = steps.flat_groups
+    if flat > FLAT and solved < flat / 2:
+        fix = "Fix: easier prompts" + (", or others in their place" if steps.has("refills") else "")
+        text = (
+            f"{percent(flat)} of the groups have no signal, since all of their trajectories get the same reward. {fix}"
+        )
         yield _alarm(steps, text, {metric.GROUPS_FLAT: flat, metric.GROUPS_SOLVED: solved}, "refills")
 
 
+def _throttled_gpus(steps: StepWindow) -> Iterator[Finding]:
+    for device, clock in sorted(steps.means_of(metric.GPU_CLOCK).items()):
+        use = steps.mean(metric.member(metric.GPU_USE, device))
+        if use >= USED and clock < THROTTLED:
+            text = f"GPU {device} {steps.verb('runs')} at {percent(clock)} of its clock, held back by power or heat"
+            fix = "Fix: `nvidia-smi -q -d PERFORMANCE` or `amd-smi metric` says by what"
+            yield Finding(text=f"{text}. {fix}", figures={metric.member(metric.GPU_CLOCK, device): clock})
+
+
+def _shared_gpus(steps: StepWindow) -> Iterator[Finding]:
+    for device, size in sorted(steps.means_of(metric.GPU_OTHERS_BYTES).items()):
+        if size >= LEAST_BYTES:
+            text = f"other processes {steps.verb('hold')} {size / 1e9:.1f} GB of GPU {device}"
+            fix = "Fix: end them, or devices without them"
+            yield _alarm(steps, f"{text}. {fix}", {metric.member(metric.GPU_OTHERS_BYTES, device): size}, "devices")
+
+
 def advice(steps: StepWindow, lost: Mapping[Limit, float], limit: Limit) -> Iterator[Finding]:
-    """Yields what would make the run faster: first about the limit, then about what costs most."""
+    """Yields what would help: about a task that is solved, about the limit, then about what costs most."""
+    yield from _solved(steps)
     for cause in sorted(_ADVICE, key=lambda cause: (cause is not limit, -lost[cause])):
-        if cause is limit or (lost[cause] >= NOTABLE and cause is not Limit.NONE):
+        least = OFTEN if cause is Limit.EVALUATION else NOTABLE
+        if cause is limit or (lost[cause] >= least and cause is not Limit.NONE):
+            whole = "the time" if cause is Limit.EVALUATION else "a step"
             known = ((text, option) for text, option in _ADVICE[cause](steps) if not option or steps.has(option))
             for text, option in islice(known, 1):
-                yield _finding(steps, f"{text} ({percent(lost[cause])} of a step)", {cause: lost[cause]}, option)
+                yield _finding(steps, f"{text} ({percent(lost[cause])} of {whole})", {cause: lost[cause]}, option)
+
+
+def _solved(steps: StepWindow) -> Iterator[Finding]:
+    flat, solved = steps.flat_groups
+    if flat > FLAT and solved >= flat / 2:
+        text = f"{percent(solved)} of the groups are solved and teach no more. Harder prompts go on from here"
+        if steps.has("refills"):
+            text += ", or others in the place of solved ones"
+        yield _alarm(steps, text, {metric.GROUPS_FLAT: flat, metric.GROUPS_SOLVED: solved}, "refills")
 
 
 def _alarm(steps: StepWindow, text: str, figures: Mapping[str, float], option: str) -> Finding:
@@ -153,6 +187,15 @@ def _faster_stage(steps: StepWindow) -> Advice:
 
 def _less_host_work(steps: StepWindow) -> Advice:
     yield "`rocstar bench profile RECIPE` names the lines that take the event loop's time", ""
+
+
+def _fewer_checkpoints(steps: StepWindow) -> Advice:
+    yield "more steps between checkpoints write fewer of them; a faster disk helps too", "checkpoint_every"
+
+
+def _fewer_evaluations(steps: StepWindow) -> Advice:
+    yield "evaluations on replicas of their own run beside the training", "eval_replicas"
+    yield "more steps between evaluations leave more time to train", "eval_every"
 
 
 def _living_replicas(steps: StepWindow) -> Advice:
@@ -209,6 +252,8 @@ _ADVICE: dict[Limit, Callable[[StepWindow], Advice]] = {
     Limit.MACHINE: _run_alone,
     Limit.STAGE: _faster_stage,
     Limit.HOST: _less_host_work,
+    Limit.CHECKPOINT: _fewer_checkpoints,
+    Limit.EVALUATION: _fewer_evaluations,
     Limit.TOOL: _faster_tools,
     Limit.KV: _larger_cache,
     Limit.TAIL: _shorter_tail,

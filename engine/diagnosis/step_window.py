@@ -16,6 +16,26 @@ ROOM = 0.8  # above this share of busy cores, learner and replicas gain nothing 
 OWN_STAGES = frozenset({"admit", "groups", "batch", "learn"})  # what they wait for is among the other causes
 SATURATED = 0.9  # above this CPU share of the event loop's thread, or of all cores, everything waits for it
 
+_PAST = {
+    "are": "were",
+    "computes": "computed",
+    "has": "had",
+    "have": "had",
+    "hold": "held",
+    "is": "was",
+    "limit": "limited",
+    "limits": "limited",
+    "runs": "ran",
+    "serve": "served",
+    "serve now": "served at the end",
+    "take": "took",
+    "takes": "took",
+    "use": "used",
+    "wait": "waited",
+    "waits": "waited",
+    "works": "worked",
+}
+
 Row = Mapping[str, Any]
 
 
@@ -28,6 +48,8 @@ class Limit(StrEnum):
     STAGE = "stage"
     """A stage of the user's."""
     HOST = "host"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
     TOOL = "tool"
     KV = "kv"
     TAIL = "tail"
@@ -43,12 +65,18 @@ class StepWindow:
     """The newest steps of a run. rows: those of metrics.jsonl that have `time/step_s`. config: that of config.json.
 
     summary: that of summary.json, once the run has ended; its totals of idle seconds are used if the rows have none.
+    ended: whether the run goes on no more.
     """
 
     def __init__(
-        self, rows: Sequence[Row], config: Mapping[str, Any], summary: Mapping[str, Any] | None = None
+        self,
+        rows: Sequence[Row],
+        config: Mapping[str, Any],
+        summary: Mapping[str, Any] | None = None,
+        *,
+        ended: bool = False,
     ) -> None:
-        self.rows, self.config = rows, config
+        self.rows, self.config, self._ended = rows, config, ended
         self.seconds = max(1e-9, self.total(metric.TIME_STEP_S))
         # If rollout nodes make all groups, the replicas that are measured here only evaluate.
         self._replica_seconds = {} if config.get("nodes_only") else _replica_seconds(rows, summary or {})
@@ -58,9 +86,34 @@ class StepWindow:
         """Whether the rows say what the replicas that make the rollouts waited for."""
         return bool(self._replica_seconds)
 
+    def verb(self, present: str) -> str:
+        """Returns a verb in the tense of the run: present while it goes on, past once it has ended."""
+        return _PAST[present] if self._ended else present
+
     def total(self, name: str) -> float:
         """Returns the sum of a metric over the steps."""
         return sum(row.get(name, 0.0) for row in self.rows)
+
+    def knows(self, name: str) -> bool:
+        """Returns whether a row has this metric."""
+        return any(name in row for row in self.rows)
+
+    def sum_of(self, name: str) -> float | None:
+        """Returns the sum of a metric over the steps; None if no row has it."""
+        return self.total(name) if self.knows(name) else None
+
+    def peak(self, name: str) -> float | None:
+        """Returns the largest value of a metric, or of all metrics of a family; None if no row has one."""
+        known = any(key == name or metric.part_of(name, key) for row in self.rows for key in row)
+        return self.most(name) if known else None
+
+    def mean_per(self, name: str, count: str) -> float | None:
+        """Returns the mean of a metric that each step gives as a mean over so many; a step that does not say how many
+        counts as one. None if no row has the metric.
+        """
+        pairs = [(row[name], row.get(count, 1.0)) for row in self.rows if name in row]
+        whole = sum(weight for _, weight in pairs)
+        return sum(value * weight for value, weight in pairs) / whole if whole else None
 
     def share(self, name: str) -> float:
         """Returns a phase's share of the steps' seconds."""
@@ -80,6 +133,17 @@ class StepWindow:
     def idle(self, cause: str) -> float:
         """Returns the share of the replicas' time that went to a cause; "busy" is one of the causes."""
         return self._replica_seconds.get(cause, 0.0) / max(1e-9, sum(self._replica_seconds.values()))
+
+    def means_of(self, family: str) -> dict[str, float]:
+        """Returns the mean of each metric of a family, by its part."""
+        parts = {metric.part_of(family, name) for row in self.rows for name in row}
+        return {part: self.mean(metric.member(family, part)) for part in parts if part is not None}
+
+    @property
+    def flat_groups(self) -> tuple[float, float]:
+        """Share of the groups that have no signal, and of those that have none because they are solved."""
+        groups = max(1.0, self.total(metric.GROUPS_ALL))
+        return self.total(metric.GROUPS_FLAT) / groups, self.total(metric.GROUPS_SOLVED) / groups
 
     @property
     def max_staleness(self) -> int:
@@ -117,14 +181,19 @@ class StepWindow:
     def lost(self) -> dict[Limit, float]:
         """Returns the share of the steps that each cause took, averaged over replicas. NONE: the share not lost."""
         gate, stage = self.idle("staleness_gate"), self._waits_for_a_stage()
+        checkpoint = min(self.share(metric.TIME_CHECKPOINT_S), self.idle("host") - stage)
         publish = min(1.0, self.total(metric.LEARNER_PUBLISH_S) / max(1e-9, self.total(metric.TIME_LEARN_S)))
         return {
             Limit.DEAD_REPLICA: self.idle("down"),
             Limit.MACHINE: self.others if self.mean(metric.HOST_MACHINE_CPU_SHARE) >= SATURATED else 0.0,
             Limit.STAGE: stage,
             Limit.HOST: max(
-                self.share(metric.HOST_LOOP_BLOCKED_S), max(0.0, self._host_idle() - stage), self._saturated()
+                self.share(metric.HOST_LOOP_BLOCKED_S),
+                max(0.0, self._host_idle() - stage - checkpoint),
+                self._saturated(),
             ),
+            Limit.CHECKPOINT: checkpoint,
+            Limit.EVALUATION: self._evaluating(),
             Limit.TOOL: max(self.share(metric.TOOLS_STARVED_S), self.idle("tool_wait")),
             Limit.KV: self.share(metric.KV_BLOCKED_S),
             Limit.TAIL: self.share(metric.ROLLOUT_TAIL_S),
@@ -159,6 +228,11 @@ class StepWindow:
             share = busy_s / max(1e-9, busy_s + sum(waits))
             busiest = max(busiest, (name, share), key=lambda stage: stage[1])
         return busiest
+
+    def _evaluating(self) -> float:
+        """Returns the share of the time, evaluations between the steps included, that these took."""
+        evaluated = self.total(metric.TIME_EVAL_S)
+        return evaluated / (self.seconds + evaluated)
 
     def _waits_for_a_stage(self) -> float:
         """Returns the share of the replicas' time in which they had nothing to do while a user's stage worked.

@@ -99,9 +99,15 @@ def _by_row(batch: Batch, rows: Sequence[int], arrays: Arrays) -> dict[int, Lear
             logprobs_T=arrays["logprobs"][end - length : end],
             entropy_T=arrays["entropy"][end - length : end],
             logprob_gradient_T=arrays["logprob_gradient"][end - length : end],
+            minibatch=_minibatch(arrays["minibatch"][end - length : end]),
         )
         for row, length, end in zip(rows, lengths, ends, strict=True)
     }
+
+
+def _minibatch(minibatch_T: Floats) -> int | None:
+    trained_N = minibatch_T[~np.isnan(minibatch_T)]
+    return int(trained_N[0]) if len(trained_N) else None
 
 
 class LearnerProcess:

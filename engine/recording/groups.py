@@ -140,6 +140,7 @@ def _tokens(part: Trajectory | Segment, *, whole: bool, learner: LearnerNumbers 
         learner_logprobs_T=None if learner is None else learner.logprobs_T,
         learner_entropy_T=None if learner is None else learner.entropy_T,
         learner_logprob_gradient_T=None if learner is None else learner.logprob_gradient_T,
+        minibatch=None if learner is None else learner.minibatch,
     )
 
 

@@ -65,6 +65,7 @@ class PartTokens(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     learner_logprobs_T: Floats | None = None
     learner_entropy_T: Floats | None = None
     learner_logprob_gradient_T: Floats | None = None
+    minibatch: int | None = None
 
 
 class GroupTokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -73,7 +73,7 @@ def _is_trajectory(member: Trajectory) -> bool:
 
 
 def _are_tokens(tokens: PartTokens) -> bool:
-    columns = [getattr(tokens, name) for name in tokens.__struct_fields__]
+    columns = [getattr(tokens, name) for name in tokens.__struct_fields__ if name.endswith("_T")]
     size = len(tokens.token_ids_T)
     return all(column is None or len(column) == size for column in columns) and not (tokens.token_ids_T < 0).any()
 

@@ -78,6 +78,7 @@ class TrainStage:
         self._meter = StepMeter(self.timeline)
         self._stage_meter = StageMeter(self.stats)
         self._counted = self._counts()
+        self._checkpoint_s = 0.0  # since the newest step
 
     async def __call__(self, inbox: Inbox, outbox: Outbox) -> None:
         """Waits for a step's groups, the learner and the replicas, each of which has its own deadline."""
@@ -125,17 +126,22 @@ class TrainStage:
 
     async def _checkpoint(self, step: int, state: RunState) -> None:
         """Checkpoints while the next step is rolled out. The journal keeps what follows the second newest one."""
+        began = self.timeline.now()
         await asyncio.to_thread(state.run.sync)
         await asyncio.to_thread(state.journal.sync, state.journal.floor(step))
         await self.learner.checkpoint(state.checkpoints.of(step), step)
         if len(complete := state.checkpoints.steps()) > 1:
             state.journal.forget(complete[-2])
+        ended = self.timeline.now()
+        self._checkpoint_s = ended - began
+        self.timeline.span("learner", f"checkpoint of step {step}", began, ended)
 
     async def _step(self, step: int, groups: Sequence[Group], mark: float) -> dict[str, float]:
         """Trains a step, brings its weights to the replicas, and returns its metrics. mark: when it began."""
         now = self.timeline.now
         metrics = measure.step(groups, self.fleet.version, self.full_reward)
         ready = now()
+        checkpoint_s, self._checkpoint_s = self._checkpoint_s, 0.0
         with self.timeline.idle_cause("staleness_gate"):
             trained, canary, numbers = await self._learn(step, groups)
             learnt = now()
@@ -153,6 +159,7 @@ class TrainStage:
             **self._pace(step, metrics, rollout_s=ready - mark, step_s=live - mark),
             metric.TIME_LEARN_S: learnt - ready,
             metric.TIME_SYNC_S: live - learnt,
+            metric.TIME_CHECKPOINT_S: checkpoint_s,
             metric.TIME_TRAIN_TOTAL_S: self.train_s,
             **self._meter.read(),
             **self.host(),

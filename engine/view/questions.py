@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -76,6 +77,7 @@ class Questions:
         if self.follow:
             for run in self.runs:
                 run.refresh()
+        now = time.time()
         runs = [
             {
                 "name": run.name,
@@ -89,10 +91,12 @@ class Questions:
                 "recorded": run.recorded.steps,
                 "timeline": run.recorded.timeline_steps,
                 "problems": run.problems,
+                "changed_at": round(now - run.age_s),
+                "step_s": pace_of(run.rows, run.state, run.age_s, run.ended).step_s,
             }
             for run in self.runs
         ]
-        return {"follow": self.follow, "runs": runs}
+        return {"follow": self.follow, "now": now, "runs": runs}
 
     def _metrics(self, query: Query) -> dict[str, Any]:
         """Returns the rows from `after` on, as columns. A row may be of a training step, an evaluation, or both."""
@@ -107,8 +111,9 @@ class Questions:
 
     def _now(self, query: Query) -> dict[str, Any]:
         run = self.run(query)
-        diagnosis: Diagnosis = diagnose(run.rows, run.config, run.summary)
-        measured = not run.rows or any(metric.REPLICAS_BUSY_S in row for row in run.rows)
+        diagnosis: Diagnosis = diagnose(run.rows, run.config, run.summary, ended=run.state != "running")
+        steps = [row for row in run.rows if metric.TIME_STEP_S in row]
+        measured = not steps or any(metric.REPLICAS_BUSY_S in row for row in steps)
         pace = pace_of(run.rows, run.state, run.age_s, run.ended)
         return asdict(diagnosis) | {"measured": measured, "pace": asdict(pace)}
 

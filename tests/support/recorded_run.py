@@ -201,6 +201,7 @@ def _tokens(member: Trajectory, advantage: float | None, *, whole: bool) -> Part
         learner_logprobs_T=learner_T,
         learner_entropy_T=np.where(sampled_T, rng.exponential(0.5, count), np.nan).astype(np.float32),
         learner_logprob_gradient_T=np.where(sampled_T, logprob_gradient_T, np.nan).astype(np.float32),
+        minibatch=0,
     )
 
 

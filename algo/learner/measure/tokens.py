@@ -2,7 +2,9 @@
 
 `logprobs` and `entropy` are those of the forward pass that the update is made of. `logprob_gradient` is minus the
 derivative of the loss by the token's log-probability, times the minibatch's tokens: for PPO the advantage times the
-ratio, and 0 where that was clipped. All are NaN where there was no loss.
+ratio, and 0 where that was clipped. `minibatch` is the number of the minibatch in its step, from 0: in 0 the forward pass
+ran under the weights before the step, in a later one after the updates of those before it. All are NaN where there was
+no loss.
 
 Shape legend: B sequences of a batch, N tokens of the rows asked for, M positions with loss of a microbatch.
 """
@@ -19,13 +21,17 @@ from torch import Tensor
 
 from algo.learner.pack import MicroBatch
 
-NAMES = ("logprobs", "entropy", "logprob_gradient")
+NAMES = ("logprobs", "entropy", "logprob_gradient", "minibatch")
 
 
 class TokenNotes:
-    """Collects the notes of some rows (ascending) of a batch with these lengths, one row after another."""
+    """Collects the notes of some rows (ascending) of a batch with these lengths, one row after another.
+
+    minibatch: the number of the one that is under way.
+    """
 
     def __init__(self, lengths_B: NDArray[np.int32], rows: Sequence[int]) -> None:
+        self.minibatch = 0
         lengths = lengths_B[list(rows)]
         self._starts_B = np.full(len(lengths_B), -1, np.int64)
         self._starts_B[list(rows)] = np.cumsum(lengths) - lengths
@@ -38,7 +44,9 @@ class TokenNotes:
         chosen = np.flatnonzero(starts_M >= 0)
         places = starts_M[chosen] + micro.position_ids_RL.flat[micro.positions_M[chosen]] + 1
         logprob_gradient_M = torch.zeros_like(logprobs_M) if logprobs_M.grad is None else -scale * logprobs_M.grad
-        values = torch.stack([logprobs_M.detach(), entropy_M.detach(), logprob_gradient_M]).float().cpu()
+        minibatch_M = torch.full_like(entropy_M, self.minibatch)
+        columns = (logprobs_M.detach(), entropy_M.detach(), logprob_gradient_M, minibatch_M)
+        values = torch.stack(columns).float().cpu()
         self._values[:, torch.from_numpy(places)] = values[:, torch.from_numpy(chosen)]
         self._seen_N[torch.from_numpy(places)] = 1
 

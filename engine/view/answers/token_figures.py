@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.recording.records import PartTokens
 from engine.view.answers.trajectories import NotThere
@@ -33,7 +34,7 @@ def token_figures_of(run: RunFiles, step: int) -> dict[str, Any]:
     return {
         "step": step,
         "ages": {str(age): count for age, count in sorted(ages.items())},
-        "positions": _by_position(sequences),
+        "positions": _by_position(sequences, step),
     }
 
 
@@ -49,17 +50,24 @@ def _sequences(run: RunFiles, step: int) -> list[PartTokens]:
     ]
 
 
-def _by_position(sequences: list[PartTokens]) -> dict[str, list[float]]:
-    """Returns means over the trained tokens, by position: entropy, and |learner - sampler| of the log-probability."""
+def _by_position(sequences: list[PartTokens], step: int) -> dict[str, list[float | None]]:
+    """Returns means over the trained tokens, by position: entropy, and |learner - sampler| of the log-probability.
+
+    mismatch: None where none of a bin's tokens was sampled and scored by the same weights: those before the step.
+    """
     positions_N, mismatch_N, entropy_N = [], [], []
     for tokens in sequences:
-        if tokens.learner_logprobs_T is None or tokens.logprobs_T is None or tokens.learner_entropy_T is None:
+        if tokens.learner_logprobs_T is None or tokens.learner_entropy_T is None:
             continue
+        assert tokens.logprobs_T is not None
+        assert tokens.versions_T is not None
         sampled_N = np.flatnonzero(tokens.sampled_T)
         trained = ~np.isnan(tokens.learner_logprobs_T[sampled_N])
         at_N = sampled_N[trained]
         positions_N.append(np.arange(len(sampled_N))[trained])
-        mismatch_N.append(np.abs(tokens.learner_logprobs_T[at_N] - tokens.logprobs_T[at_N]))
+        difference_N = np.abs(tokens.learner_logprobs_T[at_N] - tokens.logprobs_T[at_N])
+        same_N = (tokens.versions_T[at_N] == step - 1) & (tokens.minibatch == 0)
+        mismatch_N.append(np.where(same_N, difference_N, np.nan))
         entropy_N.append(tokens.learner_entropy_T[at_N])
     if not positions_N or not sum(map(len, positions_N)):
         return {"position": [], "mismatch": [], "entropy": []}
@@ -69,7 +77,9 @@ def _by_position(sequences: list[PartTokens]) -> dict[str, list[float]]:
         (np.concatenate(values)[order] for values in (positions_N, mismatch_N, entropy_N)),
         strict=True,
     )
-    return {
-        name: [float(part.mean()) for part in np.array_split(values, min(BINS, len(values)))]
-        for name, values in columns
-    }
+    return {name: [_mean(part) for part in np.array_split(values, min(BINS, len(values)))] for name, values in columns}
+
+
+def _mean(values_N: NDArray[np.float64]) -> float | None:
+    known_N = values_N[~np.isnan(values_N)]
+    return float(known_N.mean()) if len(known_N) else None

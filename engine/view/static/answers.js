@@ -28,7 +28,7 @@
  * }} Actions
  */
 
-/** @typedef {{ follow: boolean, runs: Run[] }} Runs */
+/** @typedef {{ follow: boolean, now: number, runs: Run[] }} Runs */
 
 /**
  * @typedef {{
@@ -43,6 +43,8 @@
  *   recorded: number[],
  *   timeline: number[],
  *   problems: string[],
+ *   changed_at: number,
+ *   step_s: number | null,
  * }} Run
  */
 
@@ -60,6 +62,7 @@
  *   advice: Finding[],
  *   lost: Record<string, number>,
  *   steps: [number, number] | null,
+ *   figures: Record<string, number | null>,
  *   measured: boolean,
  *   pace: Pace,
  * }} Now
@@ -320,7 +323,7 @@
  * @typedef {{
  *   step: number,
  *   ages: Record<string, number>,
- *   positions: { position: number[], mismatch: number[], entropy: number[] },
+ *   positions: { position: number[], mismatch: (number | null)[], entropy: number[] },
  * }} TokenFigures
  */
 

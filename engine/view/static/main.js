@@ -12,6 +12,8 @@ import { time } from "view/pages/time";
 import { trajectory } from "view/pages/trajectory";
 import { runColor } from "view/parts/colors";
 import { badge, empty, h, hideTip, nodes } from "view/parts/dom";
+import { seconds } from "view/parts/format";
+import { keepingPlace } from "view/parts/keep";
 
 /** @import { Run } from "view/answers" */
 /** @import { Query } from "view/api" */
@@ -40,17 +42,18 @@ import { badge, empty, h, hideTip, nodes } from "view/parts/dom";
 /** @type {Page[]} */
 const PAGES = [
   { name: "now", title: "Now", build: now },
+  { name: "learning", title: "Learning", build: learning },
   { name: "time", title: "Where time goes", build: time },
   { name: "groups", title: "Groups", build: groups },
   { name: "trajectory", title: "Trajectory", build: trajectory },
-  { name: "learning", title: "Learning", build: learning },
-  { name: "placement", title: "Placement", build: placement },
   { name: "sandbox", title: "Sandbox", build: sandbox },
+  { name: "placement", title: "Placement", build: placement },
   { name: "run", title: "Run", build: run },
 ];
 // Pages that are redrawn when new rows come; on the others a reader would lose the place.
 const LIVE = new Set(["now", "learning"]);
 const POLL_MS = 2000;
+const TICK_MS = 1000; // between two drawings of a running run's age
 const PROBLEMS = 5; // lines about damaged files that are shown at most
 
 const state = {
@@ -61,6 +64,7 @@ const state = {
   query: {},
   drawing: 0, // number of the newest drawing: a page that is built late must not replace it
   hasNewer: false,
+  ahead_s: 0, // by how much the server's clock is before ours
 };
 
 /** Reads "#/groups?run=0&step=8". */
@@ -94,7 +98,6 @@ function placeOf(id) {
 function drawHeader() {
   const chosen = chosenRun();
   const run = state.runs[chosen];
-  const kinds = { running: "accent", finished: "good", stopped: "warn" };
   const runs = state.runs.map(({ name, path }, number) =>
     h(
       "button",
@@ -114,25 +117,55 @@ function drawHeader() {
       title,
     ),
   );
-  placeOf("header").replaceChildren(
+  const header = placeOf("header");
+  keepingPlace(header, () => header.replaceChildren(...headerParts(run, runs, pages)));
+}
+
+/**
+ * @param {Run} run
+ * @param {Node[]} runs
+ * @param {Node[]} pages
+ */
+function headerParts(run, runs, pages) {
+  const kinds = { running: "accent", finished: "good", stopped: "warn" };
+  return [
+    h("h1", { class: "hidden" }, `${state.page.title}, ${run.name}`),
     h(
       "div",
       { class: "row" },
       h("span", { class: "mark" }, "rocstar"),
       h("div", { class: "runs" }, runs),
       badge(run.state, kinds[run.state]),
-      h(
-        "span",
-        { class: "muted number" },
-        `step ${run.last}${run.steps ? ` of ${run.steps}` : ""}`,
-      ),
+      h("span", { class: "muted number", id: "pace" }, paceText(run)),
       exported ? badge("exported") : null,
       state.hasNewer ? h("button", { id: "newer", onclick: redraw }, "show newer steps") : null,
       h("span", { class: "spacer" }),
       h("button", { id: "theme", onclick: toggleTheme }, "light / dark"),
     ),
     h("nav", { class: "row", "aria-label": "pages" }, pages),
-  );
+  ];
+}
+
+/**
+ * Returns how far a run is, how fast it goes, and how long it takes still.
+ * @param {Run} run
+ */
+function paceText({ state: how, last, steps, step_s, changed_at }) {
+  const parts = [`step ${last}${steps ? ` of ${steps}` : ""}`];
+  if (step_s !== null) parts.push(`${seconds(step_s)} a step`);
+  if (how === "running" && !exported) {
+    const age_s = Math.max(0, Date.now() / 1000 + state.ahead_s - changed_at);
+    parts.push(`last row ${seconds(Math.round(age_s))} ago`);
+    const left = (steps ?? 0) - last;
+    if (step_s !== null && left > 0)
+      parts.push(`about ${seconds(Math.round(left * step_s))} to go`);
+  }
+  return parts.join(" · ");
+}
+
+function tick() {
+  const run = state.runs[chosenRun()];
+  if (run.state === "running") placeOf("pace").textContent = paceText(run);
 }
 
 function redraw() {
@@ -166,7 +199,7 @@ async function drawPage() {
     .slice(0, PROBLEMS)
     .map((line) => h("div", { class: "problem" }, line));
   const place = placeOf("page");
-  place.replaceChildren(...problems, ...nodes(content));
+  keepingPlace(place, () => place.replaceChildren(...problems, ...nodes(content)));
   place.dataset.page = name;
   place.dataset.drawn = String(drawing);
 }
@@ -199,7 +232,9 @@ async function poll() {
   if (document.hidden) return;
   const before = state.runs;
   try {
-    state.runs = (await ask("runs")).runs;
+    const { runs, now } = await ask("runs");
+    state.runs = runs;
+    state.ahead_s = now - Date.now() / 1000;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     return; // the server has ended; the page stays as it is
@@ -219,16 +254,22 @@ async function poll() {
 async function start() {
   const theme = rememberedTheme();
   setTheme(theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
-  const { runs, follow } = await ask("runs");
+  const { runs, follow, now } = await ask("runs");
   state.runs = runs;
+  state.ahead_s = now - Date.now() / 1000;
   readAddress();
   await redraw();
   addEventListener("hashchange", () => {
+    const before = [state.page, chosenRun()];
     readAddress();
+    const turned = state.page !== before[0] || chosenRun() !== before[1];
+    if (turned) scrollTo(0, 0);
     redraw();
-    scrollTo(0, 0);
   });
-  if (follow) setInterval(poll, POLL_MS);
+  if (follow) {
+    setInterval(poll, POLL_MS);
+    setInterval(tick, TICK_MS);
+  }
 }
 
 start();

@@ -269,13 +269,15 @@ async function byPosition(runs) {
   if (!known.length) return null;
   /** @param {"mismatch" | "entropy"} name */
   const curves = (name) =>
-    known.map(({ run, step, positions }) => ({
-      label: `${runs[run].name}, step ${step}`,
-      x: positions.position,
-      y: positions[name],
-      paint: runColor(run),
-      points: true,
-    }));
+    known
+      .map(({ run, step, positions }) => ({
+        label: `${runs[run].name}, step ${step}`,
+        x: positions.position,
+        y: positions[name],
+        paint: runColor(run),
+        points: true,
+      }))
+      .filter(({ y }) => y.some((value) => value !== null));
   const options = {
     horizontal: "sampled tokens before",
     height: 160,
@@ -290,8 +292,9 @@ async function byPosition(runs) {
       { class: "two" },
       chart({
         title: "Mismatch by position",
-        unit: "mean |learner − sampler| of the log-probability",
+        unit: "mean |learner − sampler| of the log-probability, under the same weights",
         series: curves("mismatch"),
+        missing: "No recorded token was trained by the very weights that sampled it.",
         ...options,
       }),
       chart({

@@ -1,6 +1,7 @@
 // The page Now: whether the run is healthy, what limits it, and what to change.
 
 import { ask, column, last, metrics, Problem } from "view/api";
+import { sparkline } from "view/parts/sparkline";
 import { color, limitColor, limitText, STEP_PARTS } from "view/parts/colors";
 import {
   badge,
@@ -15,35 +16,35 @@ import {
   spread,
   withTip,
 } from "view/parts/dom";
-import { bytes, fixed, mean, number, percent, seconds, sum, whole } from "view/parts/format";
+import { bytes, fixed, number, percent, seconds, sum, whole } from "view/parts/format";
 
-/** @import { Finding, Metrics, Now, Pace, Run } from "view/answers" */
+/** @import { Finding, Metrics, Now, Run } from "view/answers" */
 /** @import { Context } from "view/main" */
 /** @import { Child } from "view/parts/dom" */
 
 const STRIP = 80; // newest steps that the strip shows
 const STRIP_HEIGHT = 84;
-const RECENT = 8; // number of newest steps over which the figures are means
+const TALLEST = 4; // medians, beyond which a column of the strip is cut
+const CURVE = 200; // newest points of a sparkline
 const LEAST = 0.002; // share of the steps below which a cause is not shown
 
 /** @param {Context} context */
-export async function now({ run, runs, go }) {
+export async function now({ run, runs }) {
   const [answer, rows, ages] = await Promise.all([
     ask("now", { run }),
     metrics(run),
     ageOfWeights(run, runs[run].recorded.at(-1)),
   ]);
-  const steps = strip(rows, (step) => go("time", { step }));
-  if (!answer.measured) return [notMeasured(), steps, recentFigures(rows), ages];
-  return [
-    verdict(answer, runs[run]),
-    findings("alarms", "Alarms", answer.alarms, answer),
-    findings("advice", "Advice", answer.advice, answer),
-    lost(answer),
-    steps,
-    recentFigures(rows),
-    ages,
-  ];
+  const parts = answer.measured
+    ? [
+        verdict(answer, runs[run]),
+        findings("alarms", "Alarms", answer.alarms, answer),
+        mainFigures(answer, rows),
+        findings("advice", "Advice", answer.advice, answer),
+        lost(answer),
+      ]
+    : [notMeasured(), mainFigures(answer, rows)];
+  return [parts, strip(rows, run), moreFigures(answer, rows), ages];
 }
 
 function notMeasured() {
@@ -63,29 +64,31 @@ function notMeasured() {
  */
 function verdict({ alarms, limit, pace, sentence, steps }, run) {
   const moves = run.state !== "stopped" && !pace.stalled;
-  const kind = !moves || alarms.length ? "bad" : limit === "none" ? "good" : "warn";
-  const judged = alarms.length ? "alarm" : limit === "none" ? "healthy" : `limited: ${limit}`;
+  const healthy = sentence.startsWith("Healthy");
+  const [judged, kind] = alarms.length
+    ? ["alarm", "bad"]
+    : healthy
+      ? ["healthy", "good"]
+      : limit === "none"
+        ? ["no single limit", ""]
+        : [`limited: ${limitText(limit)}`, "warn"];
   const halted = pace.stalled ? "stalled" : run.state;
   const starting = run.state === "running" ? "starting" : run.state;
   return namedCard(
     "verdict",
     null,
-    badge(!moves ? halted : steps ? judged : starting, steps || !moves ? kind : ""),
+    badge(!moves ? halted : steps ? judged : starting, !moves ? "bad" : steps ? kind : ""),
     pace.sentence ? h("p", { class: "sentence" }, pace.sentence) : null,
     h("p", { class: pace.sentence ? "" : "sentence" }, sentence),
-    note([steps ? `over steps ${steps[0]} to ${steps[1]}` : "", paceText(pace, run)].join("")),
+    steps ? note(windowText(steps)) : null,
   );
 }
 
-/** @param {Pace} pace @param {Run} run */
-function paceText({ step_s, age_s }, run) {
-  if (step_s === null) return "";
-  const age = run.state === "running" ? ` · last step ${seconds(age_s)} ago` : "";
-  const left = (run.steps ?? 0) - run.last;
-  const rest =
-    run.state === "running" && left > 0 ? ` · about ${seconds(left * step_s)} to go` : "";
-  return ` · ${seconds(step_s)} a step${age}${rest}`;
-}
+/** @param {[first: number, last: number]} steps */
+const windowText = ([first, last]) =>
+  first === last
+    ? `All figures here are of step ${first}.`
+    : `All figures here are of the newest ${last - first + 1} steps, ${first} to ${last}.`;
 
 /**
  * @param {string} id
@@ -180,10 +183,12 @@ function lost(answer) {
 }
 
 /**
+ * Draws the seconds of the newest steps as columns of their parts, up to TALLEST times the median:
+ * one step of eight times that would make all others flat.
  * @param {Metrics} rows
- * @param {(step: number) => void} onclick
+ * @param {number} run
  */
-function strip(rows, onclick) {
+function strip(rows, run) {
   const times = rows.values["time/step_s"] ?? [];
   const shown = rows.step
     .map((_, row) => row)
@@ -191,113 +196,192 @@ function strip(rows, onclick) {
     .slice(-STRIP);
   if (!shown.length)
     return card("Steps", empty("No step yet", "A step appears here when its weights are live."));
-  const most = Math.max(...shown.map((row) => times[row] ?? 0));
-  const columns = shown.map((row) => {
-    const parts = STEP_PARTS.map((part) => ({
-      ...part,
-      value: rows.values[part.metric]?.[row] ?? 0,
-    }));
-    const lines = parts.map(({ label, value }) => `${label} ${seconds(value)}`);
-    return h(
-      "div",
-      {
-        class: "column",
-        ...withTip([`step ${rows.step[row]}: ${seconds(times[row])}`, ...lines].join("\n")),
-        onclick: () => onclick(rows.step[row]),
-      },
-      parts.map(({ value, paint }) =>
-        h("div", {
-          style: { height: `${(STRIP_HEIGHT * value) / most}px`, background: color(paint) },
-        }),
-      ),
-    );
-  });
+  const took_s = shown.map((row) => times[row] ?? 0);
+  const usual = median(took_s);
+  const longest = took_s.reduce((most, value) => Math.max(most, value), 0);
+  const top = Math.min(longest, TALLEST * usual) || 1;
+  const columns = shown.map((row) => stepColumn(rows, row, top, run));
+  const evaluated = new Set(column(rows, "eval/accuracy").x);
+  const numbers = shown.map((row) => rows.step[row]);
   return namedCard(
     "strip",
-    `Steps ${rows.step[shown[0]]} to ${rows.step[shown[shown.length - 1]]}`,
-    h("div", { class: "columns-of-steps", style: { height: `${STRIP_HEIGHT}px` } }, columns),
+    `Steps ${numbers[0]} to ${numbers[numbers.length - 1]}`,
+    h(
+      "div",
+      { class: "columns-of-steps", style: { height: `${STRIP_HEIGHT}px` } },
+      columns,
+      h("div", { class: "usual", style: { bottom: `${(STRIP_HEIGHT * usual) / top}px` } }),
+    ),
+    h(
+      "div",
+      { class: "marks-of-steps" },
+      numbers.map((step, at) => {
+        const edge = at === 0 || at === numbers.length - 1;
+        return h("span", {}, evaluated.has(step) ? "▲" : edge ? String(step) : "");
+      }),
+    ),
     spread(
       legend(STEP_PARTS.map(({ label, paint }) => [label, color(paint)])),
-      h("span", { class: "muted number" }, `tallest ${seconds(most)}`),
+      h(
+        "span",
+        { class: "muted number" },
+        [
+          `dashed: median ${seconds(usual)}`,
+          evaluated.size ? "▲ evaluation after it" : "",
+          longest > top ? `dotted: cut, up to ${seconds(longest)}` : `longest ${seconds(longest)}`,
+        ]
+          .filter(Boolean)
+          .join(" · "),
+      ),
     ),
   );
 }
 
-/** @param {Metrics} rows */
-function recentFigures(rows) {
-  /** @param {string} name */
-  const value = (name) => last(rows, name);
-  /** @param {string} name */
-  const recent = (name) => column(rows, name).y.slice(-RECENT);
-  /** @param {string} name */
-  const average = (name) => (recent(name).length ? mean(recent(name)) : undefined);
-  /** @param {string} part @param {string} all */
-  const share = (part, all) => {
-    const total = sum(recent(all));
-    return total ? sum(recent(part)) / total : undefined;
+/**
+ * @param {Metrics} rows
+ * @param {number} row
+ * @param {number} top seconds of a full column
+ * @param {number} run
+ */
+function stepColumn(rows, row, top, run) {
+  const step = rows.step[row];
+  const took = rows.values["time/step_s"][row] ?? 0;
+  const parts = STEP_PARTS.map((part) => ({
+    ...part,
+    value: rows.values[part.metric]?.[row] ?? 0,
+  }));
+  const lines = parts.map(({ label, value }) => `${label} ${seconds(value)}`);
+  const scale = STRIP_HEIGHT / Math.max(top, took);
+  return h(
+    "a",
+    {
+      class: took > top ? "column taller" : "column",
+      href: `#/time?run=${run}&step=${step}`,
+      "aria-label": `step ${step}, ${seconds(took)}`,
+      ...withTip([`step ${step}: ${seconds(took)}`, ...lines].join("\n")),
+    },
+    parts.map(({ value, paint }) =>
+      h("div", { style: { height: `${scale * value}px`, background: color(paint) } }),
+    ),
+  );
+}
+
+/** @param {number[]} values at least one */
+function median(values) {
+  const sorted = [...values].sort((one, other) => one - other);
+  const middle = Math.floor(sorted.length / 2);
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+/**
+ * Returns what is read each day, each figure with its curve over the newest steps.
+ * @param {Now} answer
+ * @param {Metrics} rows
+ */
+function mainFigures({ figures: values }, rows) {
+  /** @param {string} name @param {string} label @param {(value: number) => string} format */
+  const curveOf = (name, label, format) => {
+    const { x, y } = column(rows, name);
+    return sparkline({ label, x: x.slice(-CURVE), y: y.slice(-CURVE), format });
   };
-  const peaks = Object.keys(rows.values)
-    .filter((name) => name.startsWith("kv_peak/"))
-    .map((name) => value(name) ?? 0);
-  const evaluated = value("eval/n");
-  const low = percent(value("eval/accuracy_low"), 1);
-  const high = percent(value("eval/accuracy_high"), 1);
-  const interval = `95 %: ${low} to ${high}, n ${whole(evaluated)}`;
-  const newest = `mean of the newest ${RECENT} steps`;
+  const evaluated = last(rows, "eval/n");
+  const low = percent(last(rows, "eval/accuracy_low"), 1);
+  const high = percent(last(rows, "eval/accuracy_high"), 1);
+  const scored = evaluated
+    ? `95 %: ${low} to ${high}, after step ${column(rows, "eval/accuracy").x.at(-1)}`
+    : "no evaluation yet";
   return figures(
     [
       [
         "Held-out accuracy",
-        percent(value("eval/accuracy"), 1),
-        evaluated ? interval : "no evaluation yet",
-      ],
-      ["Reward", fixed(average("reward"), 3), newest],
-      ["Step", seconds(average("time/step_s")), newest],
-      ["Tokens sampled", `${whole(average("tokens/per_s"))} /s`, "all replicas"],
-      ["Goodput", percent(average("tokens/goodput")), "of sampled tokens trained"],
-      [
-        "Groups without signal",
-        percent(share("groups/flat", "groups/all")),
-        `flat, of the newest ${RECENT} steps`,
-      ],
-      ["Cut by length", percent(share("stop/length", "rollout/trajectories")), "of trajectories"],
-      [
-        "Staleness",
-        fixed(average("rollout/staleness_mean"), 2),
-        `versions; at most ${whole(value("rollout/staleness_max"))}`,
+        percent(last(rows, "eval/accuracy"), 1),
+        scored,
+        curveOf("eval/accuracy", "accuracy", (value) => percent(value, 1)),
       ],
       [
-        "KV peak",
-        percent(peaks.length ? Math.max(...peaks) : null),
-        `${whole(value("kv/preemptions"))} preemptions in the last step`,
+        "Reward",
+        fixed(values.reward, 3),
+        "mean over trajectories",
+        curveOf("reward", "reward", (value) => fixed(value, 3)),
+      ],
+      ["Step", seconds(values.step_s), "mean", curveOf("time/step_s", "step", seconds)],
+      [
+        "Tokens sampled",
+        `${whole(values.tokens_per_s)} /s`,
+        "all replicas",
+        curveOf("tokens/per_s", "tokens a second", whole),
       ],
       [
-        "Tool latency",
-        `${fixed(value("tools/latency_p50_ms"), 1)} ms`,
-        `p99 ${fixed(value("tools/latency_p99_ms"), 1)} ms`,
-      ],
-      [
-        "Tool errors",
-        percent(average("tools/error_share"), 1),
-        `${percent(average("tools/error_share_correct"), 1)} in correct trajectories`,
-      ],
-      ["Canary", number(value("canary/max_abs")), "largest difference of log-probability"],
-      [
-        "Sampler / learner",
-        number(value("learner/mismatch_fresh_max") ?? value("learner/mismatch_max")),
-        "largest mismatch under the same weights",
-      ],
-      [
-        "Replicas",
-        whole(value("replicas/live")),
-        `${whole(sum(column(rows, "replicas/deaths").y))} deaths`,
-      ],
-      [
-        "Learner memory",
-        bytes(value("learner/peak_bytes")),
-        `${whole(average("learner/tokens_per_s"))} tokens/s`,
+        "Goodput",
+        percent(values.goodput_share),
+        "of sampled tokens trained",
+        curveOf("tokens/goodput", "goodput", percent),
       ],
     ],
     "figures",
   );
+}
+
+/**
+ * Returns the other figures, in three groups.
+ * @param {Now} answer
+ * @param {Metrics} rows
+ */
+function moreFigures({ figures: values, steps }, rows) {
+  if (!steps) return null;
+  /** @param {string} id @param {string} title @param {[string, string, string][]} entries */
+  const group = (id, title, entries) =>
+    h("details", { class: "more", id, open: true }, h("summary", {}, title), figures(entries));
+  const mismatch =
+    values.mismatch === null
+      ? ["not checked", "no token was trained by the weights that sampled it"]
+      : [number(values.mismatch), "largest difference under the same weights"];
+  return [
+    group("learning-figures", "Learning", [
+      ["Groups without signal", percent(values.flat_share), "of all groups"],
+      ["Cut by length", percent(values.truncated_share), "of trajectories"],
+      ["Length", `${whole(values.response_tokens)} tokens`, "mean of a trajectory"],
+      ["Entropy", fixed(values.entropy, 3), "nats per token, mean"],
+      [
+        "Tool errors",
+        percent(values.tool_error_share, 1),
+        `${percent(values.tool_error_correct_share, 1)} in correct trajectories`,
+      ],
+      [
+        "Staleness",
+        fixed(values.staleness_mean, 2),
+        `versions, mean; at most ${whole(values.staleness_max)}`,
+      ],
+    ]),
+    group("machine-figures", "Machine", [
+      ["Replicas", whole(values.replicas_live), `serve; ${whole(values.deaths)} died`],
+      [
+        "KV peak",
+        percent(values.kv_peak_share),
+        `largest; ${whole(values.preemptions)} preemptions`,
+      ],
+      [
+        "Tool latency",
+        `${fixed(values.tool_latency_p50_ms, 1)} ms`,
+        `mean of the medians; p99 up to ${fixed(values.tool_latency_p99_ms, 1)} ms`,
+      ],
+      [
+        "Learner",
+        `${whole(values.learner_tokens_per_s)} /s`,
+        `tokens; ${bytes(values.learner_peak_bytes)} at its peak`,
+      ],
+      ["Others on the machine", percent(values.others_cpu_share), "of its cores"],
+    ]),
+    group("numerics-figures", "Numerics", [
+      ["Canary", number(values.canary), "largest difference of log-probability"],
+      ["Sampler / learner", mismatch[0], mismatch[1]],
+      ["Largest of the run", number(largest(rows, "canary/max_abs")), "canary, all steps"],
+    ]),
+  ];
+}
+
+/** @param {Metrics} rows @param {string} name */
+function largest(rows, name) {
+  const { y } = column(rows, name);
+  return y.length ? y.reduce((most, value) => Math.max(most, value)) : null;
 }

@@ -203,7 +203,12 @@ function valueText(value) {
 /** @param {About} about */
 function configuration({ config, given, argv }) {
   const rows = Object.entries(config);
-  const body = h("div", { class: "options" });
+  const body = h("div", {
+    class: "options",
+    tabindex: "0",
+    role: "region",
+    "aria-label": "options of the run",
+  });
   /** @param {string} filter */
   const draw = (filter) =>
     body.replaceChildren(
@@ -314,7 +319,7 @@ function log(title, lines, file) {
   return card(
     title,
     lines.length
-      ? h("pre", { class: "log" }, lines.join("\n"))
+      ? h("pre", { class: "log", tabindex: "0" }, lines.join("\n"))
       : empty("Nothing", `${file} is empty or does not exist.`),
   );
 }

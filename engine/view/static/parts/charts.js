@@ -26,7 +26,8 @@ const INTEGER_SPACINGS = [0, 1, 2, 3, 4, 5].flatMap((power) =>
  */
 
 /**
- * horizontal: the name of the x axis. cursor: charts of the same key move their cursors together.
+ * missing: what is said in place of curves without points. horizontal: the name of the x axis.
+ * cursor: charts of the same key move their cursors together.
  * @typedef {{
  *   title: string,
  *   unit?: string,
@@ -35,14 +36,20 @@ const INTEGER_SPACINGS = [0, 1, 2, 3, 4, 5].flatMap((power) =>
  *   height?: number,
  *   cursor?: string,
  *   from0?: boolean,
+ *   missing?: string,
  *   format?: (value: number) => string,
  * }} Chart
  */
 
 /** @param {Chart} chart */
 export function chart(chart) {
-  const { title, unit = "", height = 190 } = chart;
-  const place = h("div", { class: "plot", style: { minHeight: `${height}px` } });
+  const { title, unit = "", height = 190, missing = "This run has not measured it." } = chart;
+  const place = h("div", {
+    class: "plot",
+    role: "img",
+    "aria-label": `${title}, ${unit}`,
+    style: { minHeight: `${height}px` },
+  });
   const values = h("div", { class: "legend" });
   const box = h(
     "div",
@@ -53,7 +60,7 @@ export function chart(chart) {
   );
   const series = chart.series.filter((one) => one.x.length);
   if (!series.length) {
-    place.append(h("div", { class: "empty" }, "This run has not measured it."));
+    place.append(h("div", { class: "empty" }, missing));
     return box;
   }
   /** @type {uPlot | null} */

@@ -52,8 +52,10 @@ export const causeColor = (cause) => color(cause) || color("other");
 const LIMITS = {
   "dead replica": "down",
   machine: "down",
-  stage: "host",
+  stage: "stage",
   host: "host",
+  checkpoint: "other",
+  evaluation: "other",
   tool: "tool_wait",
   kv: "kv_blocked",
   tail: "long_tail",
@@ -67,8 +69,27 @@ const LIMITS = {
 /** @param {string} limit */
 export const limitColor = (limit) => causeColor(LIMITS[limit] ?? "other");
 
+/** What the time of a step goes to under each limit, in the words of causes where they exist. */
+const LIMIT_TEXTS = {
+  "dead replica": "a dead replica",
+  machine: "other processes",
+  stage: "waits for a stage of yours",
+  host: "waits for the node",
+  checkpoint: "waits for a checkpoint",
+  evaluation: "evaluations",
+  tool: "waits for tools",
+  kv: "waits for KV blocks",
+  tail: "waits for the last rollouts",
+  reward: "waits for grading",
+  learner: "waits for the learner",
+  sync: "loads weights",
+  staleness: "more staleness would save",
+  none: "sampling at full width",
+};
+
 /** @param {string} limit */
-export const limitText = (limit) => (limit === "none" ? "sampling at full width" : limit);
+export const limitText = (limit) =>
+  /** @type {Record<string, string>} */ (LIMIT_TEXTS)[limit] ?? limit;
 
 /** The parts of a step in metrics.jsonl: label, metric, colour. */
 export const STEP_PARTS = [

@@ -106,7 +106,7 @@ export const outcomeBadge = (outcome) => badge(outcome, outcome === "ok" ? "good
  */
 export function table(columns, rows, id = "") {
   const head = columns.map(({ name, number }) =>
-    h("th", { class: number ? "number" : null }, name),
+    h(name ? "th" : "td", { class: number ? "number" : null }, name),
   );
   /** @param {Row} row @param {Column<Row>} column */
   const cell = (row, { number, mono, key, cell }) =>
@@ -123,7 +123,13 @@ export function table(columns, rows, id = "") {
       columns.map((column) => cell(row, column)),
     ),
   );
-  return h("table", { id: id || null }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+  const named = columns.some(({ name }) => name);
+  return h(
+    "table",
+    { id: id || null },
+    named ? h("thead", {}, h("tr", {}, head)) : null,
+    h("tbody", {}, body),
+  );
 }
 
 /**
@@ -141,19 +147,21 @@ export function pairs(rows) {
 }
 
 /**
- * Returns a row of large numbers, each with its name above it and a note below.
- * @param {[name: string, value: string, note: string][]} entries
+ * Returns a row of large numbers, each with its name above it, a curve if it has one, and a note
+ * below.
+ * @param {[name: string, value: string, note: string, curve?: Node][]} entries
  */
 export function figures(entries, id = "") {
   return h(
     "div",
     { class: "figures", id: id || null },
-    entries.map(([name, value, note]) =>
+    entries.map(([name, value, note, curve]) =>
       h(
         "div",
         { class: "figure" },
         h("div", { class: "name" }, name),
         h("div", { class: value.length > 12 ? "value long" : "value" }, value),
+        curve,
         h("div", { class: "note" }, note),
       ),
     ),

@@ -22,7 +22,14 @@ pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason=browser.MISSING)
 
 # What must be on each page of a run that was recorded: a selector, and how many of it at least.
 STRUCTURE = {
-    "now": {"#verdict .sentence": 1, "#lost .bar": 3, "#strip": 1, "#figures .figure": 12, "#staleness .bar": 1},
+    "now": {
+        "#verdict .sentence": 1,
+        "#lost .bar": 3,
+        "#strip": 1,
+        "#figures .spark": 5,
+        "details .figure": 12,
+        "#staleness .bar": 1,
+    },
     "time": {"#by-step canvas": 1, "canvas#lanes": 1, "#losses tbody tr": 6, "#timeline .legend span": 6},
     "groups": {"#groups .item.head": 4, "#groups .item.members": 16, ".members .length i": 16},
     "trajectory": {
@@ -32,7 +39,7 @@ STRUCTURE = {
         "#token-view canvas": 2,
         ".turn-actions[data-actions-of-turn]": 2,
     },
-    "learning": {"#curves canvas": 10, "#curves .legend svg": 10, "#by-position canvas": 2},
+    "learning": {"#curves canvas": 10, "#curves .legend svg": 10, "#by-position canvas": 1, "#by-position .empty": 1},
     "placement": {"#kv canvas": 2, "#rules tbody tr": 2, "#decisions .item": 15, "#counterfactual button": 1},
     "sandbox": {".chart canvas": 4, "#outcomes tbody tr": 2, "#slowest details": 12, "#latencies": 1},
     "run": {"#summary tbody tr": 3, "#waste tbody tr": 3, "#options tbody tr": 5, "#resume": 1},

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import Learner
+from algo.learner.measure.tokens import NAMES
 from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.policy_losses import PpoClip
@@ -81,6 +82,20 @@ def test_the_push_is_the_advantage_times_the_ratio_and_nothing_where_that_was_cl
     np.testing.assert_allclose(logprob_gradient_N[~clipped_N], (ratio_N * advantage_N)[~clipped_N], rtol=1e-3)
 
 
+def test_each_token_has_the_number_of_its_minibatch(trainer):
+    subject, rows = trainer(minibatches=3), tuple(range(12))
+    whole = batch(12)
+    subject.train(whole, None, rows)
+    minibatch_N = subject.noted["minibatch"]
+    ends_B = np.cumsum(whole.lengths_B)
+    found = [
+        set(minibatch_N[end - length : end][whole.sampled_N[end - length : end]])
+        for end, length in zip(ends_B, whole.lengths_B, strict=True)
+    ]
+    assert all(len(numbers) == 1 for numbers in found), "a row is in one minibatch"
+    assert set.union(*found) == {0.0, 1.0, 2.0}
+
+
 def test_it_changes_no_bit_of_the_weights_and_nothing_is_noted_unless_asked(trainer):
     found = []
     for rows in ((), (0, 3)):
@@ -101,7 +116,7 @@ def test_they_follow_the_canary_in_the_learners_answer(trainer):
     whole = batch(12)
     _, arrays = learner.train(messages.Train(step=0, version=1, rows=(2,)), whole.arrays())
     assert {name: len(array) for name, array in arrays.items() if name != "canary"} == dict.fromkeys(
-        ("logprobs", "entropy", "logprob_gradient"), whole.lengths_B[2]
+        NAMES, whole.lengths_B[2]
     )
     _, arrays = learner.train(messages.Train(step=1, version=2), whole.arrays())
     assert set(arrays) == {"canary"}

@@ -65,6 +65,12 @@ CASES = {
         a_row(replicas__busy_s=6.0, idle__host_s=10.0, host__loop_blocked_s=5.0) | {"stage/judge/busy_s": 9.0},
         Limit.HOST,
     ),
+    "checkpoints on a slow disk": (
+        a_row(replicas__busy_s=6.0, idle__host_s=10.0, time__checkpoint_s=5.0),
+        Limit.CHECKPOINT,
+    ),
+    "checkpoints beside the rollouts": (a_row(time__checkpoint_s=5.0), Limit.NONE),
+    "long evaluations": (a_row(time__eval_s=20.0), Limit.EVALUATION),
     "others on the machine": (a_row(host__others_cpu_share=0.7), Limit.MACHINE),
     "others on a machine with room": (
         a_row(host__others_cpu_share=0.05, host__machine_cpu_share=0.4),
@@ -212,7 +218,9 @@ def test_advice_whose_option_the_recipe_does_not_have_is_not_given(case):
         ({"rollout/trajectories": 20, "rollout/trajectories_failed": 1}, {"rollout/trajectories_failed"}, ""),
         ({"rollout/trajectories": 20, "stop/length": 6}, {"stop/length"}, "rollout.max_tokens"),
         ({"rollout/trajectories": 20, "stop/deadline": 2}, {"stop/deadline"}, "deadline_s"),
-        ({"groups/all": 8, "groups/flat": 5, "groups/solved": 5}, {"groups/flat", "groups/solved"}, "refills"),
+        ({"groups/all": 8, "groups/flat": 5, "groups/solved": 1}, {"groups/flat", "groups/solved"}, "refills"),
+        ({"gpu/use/2": 0.9, "gpu/clock/2": 0.6}, {"gpu/clock/2"}, ""),
+        ({"gpu/others_bytes/1": 5e9}, {"gpu/others_bytes/1"}, "devices"),
     ],
 )
 def test_an_alarm_has_its_figures_and_a_run_with_one_is_not_healthy(figures, names, option):
@@ -233,10 +241,40 @@ def test_an_alarm_has_its_figures_and_a_run_with_one_is_not_healthy(figures, nam
         {"rollout/trajectories": 20, "stop/length": 5},
         {"groups/all": 8, "groups/flat": 4},
         {"host/loop_blocked_s": 0.5},
+        {"groups/all": 8, "groups/flat": 8, "groups/solved": 7},
+        {"gpu/use/2": 0.1, "gpu/clock/2": 0.2},
+        {"gpu/others_bytes/1": 2e8},
     ],
 )
 def test_what_is_usual_is_no_alarm(figures):
     assert diagnose([HEALTHY | figures], CONFIG).alarms == ()
+
+
+def test_a_solved_run_is_a_success_with_advice():
+    solved = HEALTHY | {"groups/all": 8, "groups/flat": 7, "groups/solved": 7}
+    found = diagnose([solved], CONFIG | {"refills": 0})
+    assert found.healthy
+    assert (found.advice[0].option, found.advice[0].value) == ("refills", 0)
+    assert "88 % of the groups are solved" in found.advice[0].text
+    assert "Harder prompts" in diagnose([solved], {"replicas": 2}).advice[0].text, "the recipe has no refills"
+
+
+def test_a_run_that_samples_half_of_the_time_is_not_called_healthy():
+    found = diagnose([a_row(rollout_s=5.5, learn_s=4.5)], CONFIG)
+    assert found.limit == Limit.NONE
+    assert not found.healthy
+    assert found.sentence == (
+        "No one cause limits this run: sampling takes 55 % of a step, the learner 45 %; 90 tokens/s."
+    )
+    assert diagnose([HEALTHY], CONFIG).sentence.startswith("Healthy. Sampling takes 89 % of a step")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_has_ended_is_told_in_the_past_tense(case):
+    row, _ = CASES[case]
+    sentence = diagnose([row] * 3, CONFIG, ended=True).sentence
+    now = {"limits", "limit", "wait", "waits", "takes", "take", "uses", "use", "is", "are", "Healthy."}
+    assert not now & set(sentence.replace("peak use", "").split()), sentence
 
 
 def test_the_sentence_names_the_slowest_tool():

@@ -193,11 +193,18 @@ def test_tokens_are_counted_by_the_age_of_their_weights(tmp_path):
     assert found["ages"] == {"1": 3 * (40 + 3 * 20)}  # version 1 in a step on top of version 2, of three groups
 
 
+def test_mismatch_is_told_of_tokens_that_the_weights_under_training_sampled(tmp_path):
+    write_viewed_run(tmp_path / "run", groups=3, samples=2)
+    found = questions(tmp_path / "run").answer("tokens", {"run": "0", "step": "3"})["positions"]
+    assert set(found["mismatch"]) == {None}, "version 1 sampled, version 2 was trained"
+    assert None not in found["entropy"]
+
+
 def test_mismatch_is_told_by_position_among_the_sampled_tokens(tmp_path):
     write_viewed_run(tmp_path / "run", groups=3, samples=2)
     run = questions(tmp_path / "run")
-    found = run.answer("tokens", {"run": "0", "step": "1"})["positions"]
-    group = run.runs[0].recorded.tokens(1, 1)  # the first group is flat, the last has no numbers
+    found = run.answer("tokens", {"run": "0", "step": "2"})["positions"]
+    group = run.runs[0].recorded.tokens(2, 1)  # the first group is flat, the last has no numbers
     [one], [two] = (
         np.abs(tokens.learner_logprobs_T - tokens.logprobs_T)[tokens.sampled_T][None] for [tokens] in group.trajectories
     )
