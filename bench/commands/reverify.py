@@ -271,14 +271,14 @@ def sentence(total: Counts, steps: int, is_graded: bool) -> str:
     parts = []
     if is_graded:
         parts.append(
-            f"{total.rewards_changed:,} of {total.trajectories:,} rewards change ({total.correct:,} correct before, "
-            f"{total.other_correct:,} now)"
+            f"{total.rewards_changed:,} of {total.trajectories:,} rewards change ({total.correct:,} were correct, "
+            f"{total.other_correct:,} are now)"
         )
     parts += [
-        f"groups without a signal {total.flat:,} -> {total.other_flat:,} of {total.groups:,}",
-        f"trained trajectories {total.kept:,} -> {total.other_kept:,}, of which {total.kept_others:,} are others",
-        f"mean size of an advantage {row['mean_advantage']:.2f} -> {row['other_mean_advantage']:.2f}",
-        f"p_err of trained correct ones {row['error_share']:.3f} -> {row['other_error_share']:.3f}",
+        f"{total.other_flat:,} of {total.groups:,} groups have no signal ({total.flat:,} before)",
+        f"{total.other_kept:,} trajectories are trained ({total.kept:,} before), {total.kept_others:,} of them others",
+        f"an advantage is {row['other_mean_advantage']:.2f} in the mean ({row['mean_advantage']:.2f} before)",
+        f"trained correct ones have a p_err of {row['other_error_share']:.3f} ({row['error_share']:.3f} before)",
     ]
     return f"Over {steps} step{'s' * (steps > 1)}: {'; '.join(parts)}."
 
