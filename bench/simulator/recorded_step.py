@@ -84,14 +84,15 @@ def _fleet(path: Path, replicas: int | None, blocks: int | None) -> tuple[int, i
     try:
         config = msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
         if blocks is None:
-            blocks = config[next(name for name in config if name == "kv_blocks" or name.endswith(".kv_blocks"))]
+            names = [name for name in config if name == "kv_blocks" or name.endswith(".kv_blocks")]
+            blocks = config[names[0] if names else "kv_blocks"]
         if blocks is None and config.get("devices"):
             raise ValueError("on GPUs a replica takes what is left of the memory")
         default = KV_BLOCKS if str(config.get("recipe", "")).endswith("quickstart.py") else CPU_BLOCKS
         return int(blocks or default), int(replicas or config["replicas"])
-    except (OSError, msgspec.DecodeError, KeyError, StopIteration, TypeError, ValueError) as error:
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path / 'config.json'} does not say kv_blocks and replicas: {error}. Fix: give both as options"
+            f"{path / 'config.json'} does not say kv_blocks and replicas ({error!r}). Fix: give both as options"
         ) from error
 
 

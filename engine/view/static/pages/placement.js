@@ -36,7 +36,8 @@ export async function placement({ run, runs, query, set, go }) {
   return [
     chooser,
     await kvUse(run, runs[run], answer),
-    h("div", { class: "two" }, rules(answer), counterfactual(run, step)),
+    rules(answer),
+    counterfactual(run, step),
     decisions(answer, ({ group, sample }) => go("trajectory", { step, group, sample })),
   ];
 }

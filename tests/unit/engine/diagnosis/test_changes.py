@@ -116,6 +116,11 @@ def test_rows_of_an_older_version_are_split_by_phase():
     }
 
 
+def test_a_run_with_rollout_nodes_is_split_by_phase():
+    row = {"time/step_s": 3.0, "time/rollout_s": 2.0, "time/learn_s": 1.0, "replicas/busy_s": 0.5, "nodes/live": 2}
+    assert parts_of(row) == {"waits for rollouts": 2.0, "waits for the learner": 1.0}
+
+
 def test_no_rows_no_change():
     assert changes([]) == []
     assert changes([{"step": 0, "eval/accuracy": 0.1}]) == []
