@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
+SHORTEST = 8  # values of which the noise is known well enough
 FEWEST = 3  # values on either side of a jump
 SKEW = 4  # one side of a window is at most so many times as long as the other
 CURVED = 6  # from so many values on either side the slow change may be a parabola
@@ -39,7 +40,7 @@ def shifts(values_N: Values, least: float) -> list[int]:
     >>> shifts(np.asarray([1.0, 1.1, 1.0, 0.9, 1.0, 3.0, 3.1, 2.9, 3.0, 3.1]), 0.1)
     [5]
     """
-    if len(values_N) < 2 * FEWEST:
+    if len(values_N) < SHORTEST:
         return []
     noise = _noise(values_N)
     clipped_N = _clipped(values_N, noise)
