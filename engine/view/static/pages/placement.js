@@ -149,20 +149,24 @@ function rivals({ sentence, lever, rows }) {
   return [
     h("p", {}, h("b", {}, sentence)),
     h("p", {}, lever),
-    table(
-      [
-        { name: "policy", cell: ({ policy }) => policy },
-        { name: "seconds", number: true, cell: ({ makespan_s }) => seconds(makespan_s) },
-        { name: "times this run's", number: true, cell: ({ ratio }) => fixed(ratio, 2) },
-        { name: "", cell: ({ verdict }) => verdict },
-        { name: "preemptions", number: true, cell: ({ preemptions }) => whole(preemptions) },
-        {
-          name: "tokens computed again",
-          number: true,
-          cell: ({ recomputed_tokens }) => whole(recomputed_tokens),
-        },
-      ],
-      rows,
+    h(
+      "div",
+      { class: "sideways", tabindex: "0" },
+      table(
+        [
+          { name: "policy", cell: ({ policy }) => policy },
+          { name: "seconds", number: true, cell: ({ makespan_s }) => seconds(makespan_s) },
+          { name: "times this run's", number: true, cell: ({ ratio }) => fixed(ratio, 2) },
+          { name: "", cell: ({ verdict }) => verdict },
+          { name: "preemptions", number: true, cell: ({ preemptions }) => whole(preemptions) },
+          {
+            name: "tokens computed again",
+            number: true,
+            cell: ({ recomputed_tokens }) => whole(recomputed_tokens),
+          },
+        ],
+        rows,
+      ),
     ),
   ];
 }

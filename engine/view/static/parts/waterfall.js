@@ -26,7 +26,7 @@ export function waterfall(comparison, other) {
     h("p", {}, h("b", {}, sentence)),
     h(
       "div",
-      { class: "sideways" },
+      { class: "sideways", tabindex: "0" },
       table(
         [
           { name: "part of a step", cell: ({ part }) => part.name },
