@@ -157,12 +157,12 @@ async def _of_step(
 ) -> Counts:
     counts = Counts()
     known = _known_penalties(run, step)
-    needs_text = reward is not None or known is None
-    recorded = list(_groups(run, step, needs_text))
     chosen = _selection(options, config, known or {})
     own = None
     with suppress(ValueError):  # the configuration of the run does not say how it selected
         own = _selection(Options(run=options.run), config, known or {})
+    by_format = any(each is not None and isinstance(each.selector, OtherRoC) for each in (chosen, own))
+    recorded = list(_groups(run, step, needs_text=reward is not None or (by_format and known is None)))
     other = [_first(group, options.rollouts) for group in recorded]
     if reward is not None:
         other = await _regraded(other, reward, options)
@@ -186,7 +186,7 @@ def _known_penalties(run: RecordedRun, step: int) -> dict[tuple[str, int], tuple
     return known
 
 
-def _groups(run: RecordedRun, step: int, needs_text: bool) -> Iterator[Group]:
+def _groups(run: RecordedRun, step: int, *, needs_text: bool) -> Iterator[Group]:
     tokenizer = load_tokenizer(run.tokenizer) if needs_text else None
     if needs_text and tokenizer is None:
         raise ValueError(f"{run.folder} has no tokenizer, so the texts cannot be read. Fix: copy tokenizer.json there")

@@ -139,6 +139,13 @@ async def test_a_configuration_that_does_not_say_how_it_selected_is_named(run):
     assert "not in its configuration" in answer["notes"][0]
 
 
+async def test_texts_are_read_only_where_they_are_needed(run):
+    files.tokenizer_path(files.folder_of(run)).unlink()
+    assert (await total(run))["reproduced"] == 6  # the record has the penalties
+    with pytest.raises(ValueError, match="tokenizer"):
+        await total(run, reward=f"{run}/rewards.py:same")
+
+
 async def test_groups_that_other_code_selected_are_counted(run):
     config = {"algorithm": "random", "group_size": 4, "seed": 7}
     (run / "config.json").write_text(json.dumps(config))
