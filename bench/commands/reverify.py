@@ -157,12 +157,12 @@ async def _of_step(
 ) -> Counts:
     counts = Counts()
     known = _known_penalties(run, step)
-    needs_text = reward is not None or known is None
-    recorded = list(_groups(run, step, needs_text))
     chosen = _selection(options, config, known or {})
     own = None
     with suppress(ValueError):  # the configuration of the run does not say how it selected
         own = _selection(Options(run=options.run), config, known or {})
+    by_format = any(each is not None and isinstance(each.selector, OtherRoC) for each in (chosen, own))
+    recorded = list(_groups(run, step, needs_text=reward is not None or (by_format and known is None)))
     other = [_first(group, options.rollouts) for group in recorded]
     if reward is not None:
         other = await _regraded(other, reward, options)
@@ -186,7 +186,7 @@ def _known_penalties(run: RecordedRun, step: int) -> dict[tuple[str, int], tuple
     return known
 
 
-def _groups(run: RecordedRun, step: int, needs_text: bool) -> Iterator[Group]:
+def _groups(run: RecordedRun, step: int, *, needs_text: bool) -> Iterator[Group]:
     tokenizer = load_tokenizer(run.tokenizer) if needs_text else None
     if needs_text and tokenizer is None:
         raise ValueError(f"{run.folder} has no tokenizer, so the texts cannot be read. Fix: copy tokenizer.json there")
@@ -271,14 +271,14 @@ def sentence(total: Counts, steps: int, is_graded: bool) -> str:
     parts = []
     if is_graded:
         parts.append(
-            f"{total.rewards_changed:,} of {total.trajectories:,} rewards change ({total.correct:,} correct before, "
-            f"{total.other_correct:,} now)"
+            f"{total.rewards_changed:,} of {total.trajectories:,} rewards change ({total.correct:,} were correct, "
+            f"{total.other_correct:,} are now)"
         )
     parts += [
-        f"groups without a signal {total.flat:,} -> {total.other_flat:,} of {total.groups:,}",
-        f"trained trajectories {total.kept:,} -> {total.other_kept:,}, of which {total.kept_others:,} are others",
-        f"mean size of an advantage {row['mean_advantage']:.2f} -> {row['other_mean_advantage']:.2f}",
-        f"p_err of trained correct ones {row['error_share']:.3f} -> {row['other_error_share']:.3f}",
+        f"{total.other_flat:,} of {total.groups:,} groups have no signal ({total.flat:,} before)",
+        f"{total.other_kept:,} trajectories are trained ({total.kept:,} before), {total.kept_others:,} of them others",
+        f"an advantage is {row['other_mean_advantage']:.2f} in the mean ({row['mean_advantage']:.2f} before)",
+        f"trained correct ones have a p_err of {row['other_error_share']:.3f} ({row['error_share']:.3f} before)",
     ]
     return f"Over {steps} step{'s' * (steps > 1)}: {'; '.join(parts)}."
 

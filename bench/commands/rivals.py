@@ -40,6 +40,7 @@ from bench.measuring.terminal import say, written
 from bench.placement.policies import OURS, POLICIES, Setting
 from bench.simulator.fleet import Result, Simulation
 from bench.simulator.recorded_step import Recorded, recorded
+from bench.simulator.sample import MOST, sampled
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
 from engine.console.options import Positional, parse
@@ -163,7 +164,8 @@ def compare(
     """
     fleet = fleet or step
     makers = {**MADE, **(policies or {})}
-    say(f"simulating {len(step.trace):,} of {step.trajectories or len(step.trace):,} trajectories as they ran")
+    count = min(MOST, len(step.trace))
+    say(f"simulating {count:,} of {len(step.trace):,} trajectories as they ran")
     as_it_ran_s = simulated(step).makespan_s
     error = error_of(made)
     same_fleet = fleet == step
@@ -202,7 +204,8 @@ def compare(
         "predictions": [
             {"step": each.step, "predicted_s": each.predicted_s, "measured_s": each.measured_s} for each in made
         ],
-        "sampled": len(step.trace) if step.trajectories > len(step.trace) else None,
+        "trajectories": len(step.trace),
+        "simulated": count,
         "rows": rows,
         "levers": levers,
     }
@@ -229,7 +232,7 @@ def _sentence(
     error: float | None,
     made: int,
 ) -> str:
-    begins = "Under other policies" if fleet == step else f"With {fleet.described}"
+    begins = "Under other policies" if fleet == step else f"With {fleet.fleet}"
     judged = [row for row in rows if row["verdict"] != "as it ran"]
     clear = [row for row in judged if row["verdict"] in ("slower", "faster")]
     same = [str(row["policy"]) for row in judged if row["verdict"] == "no difference"]
@@ -250,8 +253,8 @@ def _sentence(
         told += f"The error is {100 * (high - 1):.0f} %, from {made} steps that were predicted."
     told += f" The simulator gives the run as it was {as_it_ran_s / step.makespan_s:.2f} of the {step.makespan_s:.1f} s"
     told += " that it took."
-    if step.trajectories > len(step.trace):
-        told += f" {len(step.trace):,} of its {step.trajectories:,} trajectories were simulated, on a smaller fleet."
+    if len(step.trace) > MOST:
+        told += f" {MOST:,} of its {len(step.trace):,} trajectories were simulated, on a fleet as much smaller."
     return told
 
 
@@ -265,15 +268,16 @@ def _lever(step: Recorded, levers: Sequence[Mapping[str, Any]], error: float | N
 
 
 def simulated(step: Recorded, make: MakePolicy = MADE[OURS]) -> Result:
-    mean_tokens = sum(row.total_tokens for row in step.trace) / len(step.trace)
+    trace, machine, replicas = sampled(step.trace, step.machine, step.replicas)
+    mean_tokens = sum(row.total_tokens for row in trace) / len(trace)
     setting = Setting.of(
-        step.trace,
-        step.machine.kv_tokens,
+        trace,
+        machine.kv_tokens,
         poll_s=min(POLL_S, step.makespan_s / 20),  # a short step is polled twenty times
         buffer_tokens=round(BUFFER_TOKENS * min(1.0, mean_tokens / USUAL_TOKENS)),
     )
-    longest = 1 if len(step.trace) <= EXACT else 32
-    return Simulation(make(setting), step.trace, step.machine, step.replicas, longest_segment=longest).run()
+    longest = 1 if len(trace) <= EXACT else 32
+    return Simulation(make(setting), trace, machine, replicas, longest_segment=longest).run()
 
 
 def changes(step: Recorded) -> dict[str, Recorded]:

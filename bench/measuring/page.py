@@ -35,7 +35,7 @@ list` says how long it takes.
 | `rocstar bench sweep NAME over=FIELD:1,2,4` | runs a bench or a recipe with each value of an option |
 | `rocstar bench profile RECIPE` | puts a real run under a sampling profiler |
 | `rocstar bench stage my.py:stage feed=RUN` | feeds recorded groups to one stage of yours |
-| `rocstar bench rivals RUN step=N` | simulates a recorded step under other placement policies |
+| `rocstar bench rivals RUN step=N` | simulates a recorded step under other placement policies, with its error |
 
 A figure is the median over the rounds unless its legend says otherwise. Behind a ratio stands its 95 % interval, or
 the range of its rounds where they are fewer than six. No ratio is shown of a run in which other processes used more

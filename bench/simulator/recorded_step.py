@@ -14,7 +14,6 @@ import numpy as np
 from bench.placement.workload import Traced, Turn
 from bench.simulator.fit import Values, fitted
 from bench.simulator.machine import Machine
-from bench.simulator.sample import sampled
 from engine.balancing.step_cost import StepCost
 from engine.diagnosis.step_window import StepWindow
 from engine.metric_names import HOST_MACHINE_CPU_SHARE, TIME_STEP_S
@@ -26,30 +25,31 @@ from recipes.quickstart import KV_BLOCKS
 BLOCK = 32  # tokens of a KV block, as `engine.assembly.training` has it
 CPU_BLOCKS = 1024  # KV blocks of a replica on the CPU where a recipe does not set them
 FEWEST = 100  # engine steps of which a fit is made: those of the step, and of the ones before as needed
-MOST = 2048  # trajectories that are simulated; more are sampled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
     """What the simulator needs of a step.
 
-    machine: with costs fitted to the run. trajectories, described: how many there are, and on which fleet, before
-    sampling. has_room: whether a replica more would have a GPU or cores of its own.
+    machine: with costs fitted to the run. has_room: whether a replica more would have a GPU or cores of its own.
     """
 
     trace: Sequence[Traced]
     machine: Machine
     replicas: int
     makespan_s: float
-    trajectories: int = 0
-    described: str = ""
     has_room: bool = True
+
+    @property
+    def fleet(self) -> str:
+        count = self.replicas
+        return f"{count} replica{'s' * (count > 1)} of {self.machine.blocks:,} KV blocks"
 
 
 def recorded(
     path: Path, step: int, *, fitted_to: int | None = None, replicas: int | None = None, kv_blocks: int | None = None
 ) -> Recorded:
-    """Returns a step, sampled if it is large.
+    """Returns a step.
 
     fitted_to: the last step to whose engine steps the costs are fitted, while of the step itself only the speed is
     taken; None: they are fitted to the step itself. replicas, kv_blocks: another fleet than the run's. Raises
@@ -68,14 +68,11 @@ def recorded(
         )
     cost = step_cost(run, step) if fitted_to is None else _as_fast_as(run, step, step_cost(run, fitted_to))
     machine = Machine(blocks=blocks, block_size=BLOCK, cost=cost)
-    trace, machine, simulated = sampled(whole, machine, count, MOST)
     return Recorded(
-        trace=trace,
+        trace=whole,
         machine=machine,
-        replicas=simulated,
+        replicas=count,
         makespan_s=max(member.finished_at for member in members) - min(member.started_at for member in members),
-        trajectories=len(whole),
-        described=f"{count} replica{'s' * (count > 1)} of {blocks:,} KV blocks",
         has_room=_has_room(path, step),
     )
 
@@ -87,14 +84,15 @@ def _fleet(path: Path, replicas: int | None, blocks: int | None) -> tuple[int, i
     try:
         config = msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
         if blocks is None:
-            blocks = config[next(name for name in config if name == "kv_blocks" or name.endswith(".kv_blocks"))]
+            names = [name for name in config if name == "kv_blocks" or name.endswith(".kv_blocks")]
+            blocks = config[names[0] if names else "kv_blocks"]
         if blocks is None and config.get("devices"):
             raise ValueError("on GPUs a replica takes what is left of the memory")
         default = KV_BLOCKS if str(config.get("recipe", "")).endswith("quickstart.py") else CPU_BLOCKS
         return int(blocks or default), int(replicas or config["replicas"])
-    except (OSError, msgspec.DecodeError, KeyError, StopIteration, TypeError, ValueError) as error:
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path / 'config.json'} does not say kv_blocks and replicas: {error}. Fix: give both as options"
+            f"{path / 'config.json'} does not say kv_blocks and replicas ({error!r}). Fix: give both as options"
         ) from error
 
 

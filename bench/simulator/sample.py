@@ -14,9 +14,11 @@ from dataclasses import replace
 from bench.placement.workload import Traced
 from bench.simulator.machine import Machine
 
+MOST = 2048  # trajectories that are simulated; more are sampled
+
 
 def sampled(
-    trace: Sequence[Traced], machine: Machine, replicas: int, most: int
+    trace: Sequence[Traced], machine: Machine, replicas: int, most: int = MOST
 ) -> tuple[Sequence[Traced], Machine, int]:
     """Returns a trace of about `most` trajectories with the machine and the number of replicas that suit it; what came
     in if that is small enough.

@@ -6,7 +6,8 @@
 - metrics that jumped there beyond their own scatter, in the direction that explains the change, are its reasons: those
   that can be a cause first, such as other processes on the machine, then those that only follow.
 
-Steps for which a resumed run took trajectories from its journal are left out, since they did less work.
+The first step is left out, since it warms up, and so are steps for which a resumed run took trajectories from its
+journal, since they did less work.
 """
 
 from __future__ import annotations
@@ -103,25 +104,26 @@ _WATCHED = (
 
 
 def changes(rows: Sequence[Row]) -> list[Change]:
-    """Returns the changes of pace in the order of their steps; none for a run of fewer than six steps.
+    """Returns the changes of pace in the order of their steps; none for a run of fewer than eight steps.
 
     rows: those of metrics.jsonl, in order.
 
     >>> rows = [{"step": n, "time/step_s": 2.0 if n < 10 else 16.0, "host/others_cpu_share": 0.03 if n < 10 else 0.95}
     ...         for n in range(1, 14)]
     >>> print(changes(rows)[0].sentence)
-    From step 10 on a step takes 8.0 times as long as at steps 1 to 9 (16 s, 2.0 s before): other processes use 95 % of the cores (3 % before).
+    From step 10 on a step takes 8.0 times as long as at steps 2 to 9 (16 s, 2.0 s before): other processes use 95 % of the cores (3 % before).
     """  # noqa: E501
     timed = [row for row in rows if row.get(metric.TIME_STEP_S, 0.0) > 0]
-    whole = [row for row in timed if metric.ROLLOUT_TRAJECTORIES_RESUMED not in row]
+    whole = [row for row in timed if metric.ROLLOUT_TRAJECTORIES_RESUMED not in row and row["step"] > 1]
     if not whole:
         return []
     ends = [0, *shifts(np.log([row[metric.TIME_STEP_S] for row in whole]), LEAST), len(whole)]
     resumed = [int(row["step"]) for row in timed if metric.ROLLOUT_TRAJECTORIES_RESUMED in row]
-    return [
+    every = [
         _change(whole[first:at], whole[at:last], resumed)
         for first, at, last in zip(ends, ends[1:], ends[2:], strict=False)
     ]
+    return [change for change in every if abs(math.log(change.ratio)) >= LEAST]  # odd steps can bend the fit
 
 
 def _change(before: Sequence[Row], after: Sequence[Row], resumed: Sequence[int]) -> Change:

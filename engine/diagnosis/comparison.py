@@ -33,6 +33,7 @@ MORE_TOKENS, SLOWER = "more tokens", "more time for a token"
 LEAST_PART = 0.001  # of a step: smaller parts are put together
 LEAST_SHARE = 0.005  # of a step: a smaller part is not named in the sentence
 REST = "the rest"
+NAMED = 4  # parts in the sentence
 LEAST_WORK = 0.03  # by so much must the tokens of a step differ to be mentioned
 
 # Options that decide how much work a step is, or what does it. Runs in which they differ are not two tries of one run.
@@ -93,7 +94,7 @@ def compare(
     >>> slow, quick = ([{"step": n, "time/step_s": s, "replicas/busy_s": 1.0, "idle/long_tail_s": s - 1.0}
     ...                 for n in range(1, 9)] for s in (1.5, 1.2))
     >>> print(compare(quick, slow, {}, {}).sentence)
-    B takes 25 % longer for a step: 0.30 s more, of them 0.30 s for waiting for the last rollouts.
+    B takes 25 % longer for a step: 0.30 s more (+0.30 s for waiting for the last rollouts).
     """
     timed_a, timed_b = _timed(a), _timed(b)
     common = sorted(timed_a.keys() & timed_b.keys())
@@ -220,14 +221,13 @@ def _sentence(
     else:
         told = f"{names[1]} takes {abs(100 * share):.0f} % {'longer' if share > 0 else 'less'} for a step"
         told += f": {_seconds(abs(total.seconds))} {'more' if share > 0 else 'less'}"
-        same = [part for part in parts if part.seconds * total.seconds > 0 and abs(part.seconds) >= LEAST_SHARE * a_s]
-        sure = [part for part in same if part.is_sure or part.low is None]
-        if sure:
-            listed = ", ".join(f"{_seconds(abs(part.seconds))} {_clause(part)}" for part in sure[:3])
-            told += f", of them {listed}"
+        sure = [part for part in parts if part.is_sure or part.low is None]
+        named = [part for part in sure if abs(part.seconds) >= LEAST_SHARE * a_s][:NAMED]
+        if named:
+            told += f" ({', '.join(f'{_signed(part.seconds)} {_clause(part)}' for part in named)})"
     told += "."
     if tokens is not None and abs(tokens - 1) >= LEAST_WORK:
-        told += f" A step of {names[1]} samples {100 * (tokens - 1):+.0f} % tokens, so part of this is work, not speed."
+        told += f" A step of {names[1]} samples {100 * (tokens - 1):+.0f} % tokens, which is work, not speed."
     if unlike:
         told = f"These runs should not be compared, since they differ in {', '.join(unlike)}. {told}"
     return told
@@ -239,6 +239,10 @@ def _clause(part: Part) -> str:
     if part.name == SLOWER:
         return f"for {'slower' if part.seconds > 0 else 'faster'} sampling"
     return f"for {GERUNDS.get(part.name, part.name)}"
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else '-'}{_seconds(abs(value))}"
 
 
 def _seconds(value: float) -> str:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
+SHORTEST = 8  # values of which the noise is known well enough
 FEWEST = 3  # values on either side of a jump
 SKEW = 4  # one side of a window is at most so many times as long as the other
 CURVED = 6  # from so many values on either side the slow change may be a parabola
@@ -39,7 +40,7 @@ def shifts(values_N: Values, least: float) -> list[int]:
     >>> shifts(np.asarray([1.0, 1.1, 1.0, 0.9, 1.0, 3.0, 3.1, 2.9, 3.0, 3.1]), 0.1)
     [5]
     """
-    if len(values_N) < 2 * FEWEST:
+    if len(values_N) < SHORTEST:
         return []
     noise = _noise(values_N)
     clipped_N = _clipped(values_N, noise)
@@ -48,7 +49,7 @@ def shifts(values_N: Values, least: float) -> list[int]:
 
 def _split(values_N: Values, first: int, last: int, noise: float, least: float) -> Iterator[int]:
     """Yields the jumps between two positions; first is included, last is not."""
-    best, best_score = None, NOISES * (1 + 4 / len(values_N))  # the noise of a short series is less well known
+    best, best_score = None, NOISES * (1 + 2 / len(values_N))  # the noise of a short series is less well known
     for at in range(first + FEWEST, last - FEWEST + 1):
         nearest = 0.0  # the jump in the narrowest window: what only bends has none there
         for window in WINDOWS:
@@ -99,6 +100,6 @@ def _long_noise(values_N: Values, noise: float) -> float:
     differences = np.clip(differences - np.median(differences), -4 * noise, 4 * noise)
     power = float(differences @ differences)
     phi = 1 + 2 * float(differences[1:] @ differences[:-1]) / power if power else 0.0
-    phi = min(0.8, max(0.0, phi - 2 / math.sqrt(len(values_N))))  # less a standard error
+    phi = min(0.6, max(0.0, phi - 2 / math.sqrt(len(values_N))))  # less a standard error
     own = noise / math.sqrt(1 - phi)  # of the values: var(differences) = 2 var (1 - phi)
     return own * math.sqrt((1 + phi) / (1 - phi))

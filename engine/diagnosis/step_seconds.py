@@ -1,7 +1,8 @@
 """Splits the seconds of a step into parts that add up to it. Pure: a row of metrics.jsonl goes in.
 
 A replica is at each moment busy or idle for one cause, so the seconds of all replicas by cause, divided by how many
-there are, are the seconds of the step. A row without them is split into rollout, learner, weights and the rest.
+there are, are the seconds of the step. A row without them, or of a run with rollout nodes, whose replicas are measured
+elsewhere, is split into rollout, learner, weights and the rest.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
     step_s = float(row[metric.TIME_STEP_S])
     by_cause = {"busy": float(row.get(metric.REPLICAS_BUSY_S, 0.0))}
     by_cause |= {cause: float(row.get(metric.member(metric.IDLE, cause), 0.0)) for cause in TEXTS if cause != "busy"}
-    if (total := sum(by_cause.values())) > 0:
+    if (total := sum(by_cause.values())) > 0 and metric.NODES_LIVE not in row:
         return {TEXTS[cause]: step_s * value / total for cause, value in by_cause.items() if value > 0}
     parts = {text: float(row.get(name, 0.0)) for name, text in _PHASES.items()}
     return {name: value for name, value in {**parts, REST: step_s - sum(parts.values())}.items() if value}

@@ -12,6 +12,7 @@ from algo.group.roc import RoC
 from bench.commands.reverify import Options, main, reverify
 from bench.reselection import OtherRoC
 from engine.recording import files
+from engine.view.programs import SELECTIONS
 from tests.support.recorded_run import TOKENIZER, made_group, made_row, made_tokens
 
 REWARDS = """
@@ -138,6 +139,13 @@ async def test_a_configuration_that_does_not_say_how_it_selected_is_named(run):
     assert "not in its configuration" in answer["notes"][0]
 
 
+async def test_texts_are_read_only_where_they_are_needed(run):
+    files.tokenizer_path(files.folder_of(run)).unlink()
+    assert (await total(run))["reproduced"] == 6  # the record has the penalties
+    with pytest.raises(ValueError, match="tokenizer"):
+        await total(run, reward=f"{run}/rewards.py:same")
+
+
 async def test_groups_that_other_code_selected_are_counted(run):
     config = {"algorithm": "random", "group_size": 4, "seed": 7}
     (run / "config.json").write_text(json.dumps(config))
@@ -150,6 +158,11 @@ async def test_groups_that_other_code_selected_are_counted(run):
 def test_a_reward_that_is_not_there_is_refused(run, reward, capsys):
     assert main([str(run), f"reward={run}/{reward}"]) == 2
     assert "Fix:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_what_the_page_offers_is_understood(run, selection):
+    assert main([str(run), "step=1", selection]) == 0
 
 
 def test_the_last_line_is_the_answer(run, capsys):

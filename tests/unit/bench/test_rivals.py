@@ -1,5 +1,6 @@
 """A recorded step under other policies: what of it the simulator gets, and what it says."""
 
+import dataclasses
 import json
 
 import pytest
@@ -169,3 +170,20 @@ def test_on_gpus_the_kv_cache_has_to_be_known(run):
     with pytest.raises(ValueError, match="on GPUs"):
         recorded(run, 2)
     assert recorded(run, 2, kv_blocks=300).machine.blocks == 300
+
+
+def test_a_large_step_is_sampled_and_its_levers_are_of_the_whole_fleet(run):
+    """A replica more of eight is an eighth more, however few of them are simulated."""
+    step = recorded(run, 2)
+    rows = [
+        dataclasses.replace(
+            step.trace[0], traj=at, group=at // 8, turns=(Turn(prompt_new_tokens=10, gen_tokens=50 + at % 97),)
+        )
+        for at in range(4096)
+    ]
+    large = dataclasses.replace(step, trace=rows, replicas=8)
+    answer = compare(large)
+    assert answer["simulated"] == 2048 < answer["trajectories"]
+    assert "2,048 of its 4,096" in answer["sentence"]
+    more = next(lever for lever in answer["levers"] if lever["lever"] == "one replica more")
+    assert 0.8 < more["ratio"] < 0.97

@@ -39,7 +39,8 @@ export async function placement({ run, runs, query, set, go }) {
   return [
     chooser,
     await kvUse(run, runs[run], answer),
-    h("div", { class: "two" }, rules(answer), counterfactual(run, step)),
+    rules(answer),
+    counterfactual(run, step),
     await decisions(run, answer, ({ group, sample }) => go("trajectory", { step, group, sample })),
   ];
 }
@@ -194,20 +195,24 @@ function rivals({ sentence, lever, rows }) {
   return [
     h("p", {}, h("b", {}, sentence)),
     h("p", {}, lever),
-    table(
-      [
-        { name: "policy", cell: ({ policy }) => policy },
-        { name: "seconds", number: true, cell: ({ makespan_s }) => seconds(makespan_s) },
-        { name: "times this run's", number: true, cell: ({ ratio }) => fixed(ratio, 2) },
-        { name: "", cell: ({ verdict }) => verdict },
-        { name: "preemptions", number: true, cell: ({ preemptions }) => whole(preemptions) },
-        {
-          name: "tokens computed again",
-          number: true,
-          cell: ({ recomputed_tokens }) => whole(recomputed_tokens),
-        },
-      ],
-      rows,
+    h(
+      "div",
+      { class: "sideways", tabindex: "0" },
+      table(
+        [
+          { name: "policy", cell: ({ policy }) => policy },
+          { name: "seconds", number: true, cell: ({ makespan_s }) => seconds(makespan_s) },
+          { name: "times this run's", number: true, cell: ({ ratio }) => fixed(ratio, 2) },
+          { name: "", cell: ({ verdict }) => verdict },
+          { name: "preemptions", number: true, cell: ({ preemptions }) => whole(preemptions) },
+          {
+            name: "tokens computed again",
+            number: true,
+            cell: ({ recomputed_tokens }) => whole(recomputed_tokens),
+          },
+        ],
+        rows,
+      ),
     ),
   ];
 }

@@ -14,7 +14,7 @@ const signed = (value) => (value > 0 ? "+" : "") + seconds(value);
  * @param {string} other name of the run that this one is compared with
  */
 export function waterfall(comparison, other) {
-  const { sentence, parts, total, a_s, steps, differs } = comparison;
+  const { sentence, parts, total, a_s, steps } = comparison;
   const bars = placed(parts);
   const low = Math.min(0, ...bars.map(({ from, to }) => Math.min(from, to)));
   const high = Math.max(0, ...bars.map(({ from, to }) => Math.max(from, to)));
@@ -26,7 +26,7 @@ export function waterfall(comparison, other) {
     h("p", {}, h("b", {}, sentence)),
     h(
       "div",
-      { class: "sideways" },
+      { class: "sideways", tabindex: "0" },
       table(
         [
           { name: "part of a step", cell: ({ part }) => part.name },
@@ -42,7 +42,6 @@ export function waterfall(comparison, other) {
       `The parts add up to the difference of the mean of ${steps} steps that both runs have. ` +
         "A pale bar is not sure: its interval over the steps contains zero.",
     ),
-    differs.length ? note(`They also differ in ${differs.join(", ")}.`) : null,
   );
 }
 

@@ -11,6 +11,7 @@ import pytest
 from bench.placement.policies import POLICIES
 from engine.programs.view import opened as opened_questions
 from engine.view.export import export
+from engine.view.programs import SELECTIONS
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
 from engine.view.server import serve
@@ -39,7 +40,12 @@ STRUCTURE = {
         "#timeline .legend span": 6,
         "#blocked tbody tr": 1,
     },
-    "groups": {"#groups .item.head": 4, "#groups .item.members": 16, ".members .length i": 16},
+    "groups": {
+        "#groups .item.head": 4,
+        "#groups .item.members": 16,
+        ".members .length i": 16,
+        "#selections button": len(SELECTIONS),
+    },
     "trajectory": {
         "#conversation .message": 3,
         "#conversation .call": 2,
@@ -169,6 +175,7 @@ async def test_several_runs_are_overlaid_and_compared(tmp_path):
         await opened(page, "run", other=1)
         names = "[...document.querySelectorAll('#difference tbody td:first-child')].map((one) => one.textContent)"
         assert await page.evaluate(names) == ["seed"]
+        assert await count(page, "#waterfall tbody tr") >= 2
         await opened(page, "run", run=1)
         await opened(page, "placement", run=1)
         assert "record" in await page.evaluate("document.querySelector('.empty').textContent")

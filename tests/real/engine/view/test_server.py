@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from engine.view.answers.trajectories import NotThere
-from engine.view.programs import rivals
+from engine.view.programs import SELECTIONS, reverify, rivals
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
 from engine.view.server import make_app
@@ -87,6 +87,14 @@ def simulator(tmp_path, text):
 async def test_the_simulator_is_asked_about_a_step_and_its_last_line_is_the_answer(tmp_path):
     command = simulator(tmp_path, "import sys, json; print('progress'); print(json.dumps({'rows': sys.argv[1:]}))")
     assert await rivals(command, tmp_path, 7) == {"rows": ["bench", "rivals", str(tmp_path), "step=7"]}
+
+
+async def test_a_selection_is_asked_for_by_its_number(tmp_path):
+    command = simulator(tmp_path, "import sys, json; print(json.dumps({'rows': sys.argv[1:]}))")
+    answer = await reverify(command, tmp_path, 7, 0)
+    assert answer == {"rows": ["reverify", str(tmp_path), "step=7", SELECTIONS[0]]}
+    with pytest.raises(NotThere, match="no selection"):
+        await reverify(command, tmp_path, 7, len(SELECTIONS))
 
 
 async def test_a_simulator_that_fails_is_quoted(tmp_path):

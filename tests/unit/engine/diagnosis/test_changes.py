@@ -64,10 +64,10 @@ def test_others_on_the_machine_are_named_with_what_follows():
         reward=lambda index: 0.5 + 0.01 * index,
     )
     (change,) = changes(rows)
-    assert (change.step, change.before, change.after) == (10, (1, 9), (10, 13))
+    assert (change.step, change.before, change.after) == (10, (2, 9), (10, 13))
     assert change.ratio == pytest.approx(8.1, rel=0.05)
     assert [reason.metric for reason in change.reasons] == ["host/others_cpu_share", "tokens/per_s"]
-    assert change.sentence.startswith("From step 10 on a step takes 7.9 times as long as at steps 1 to 9")
+    assert change.sentence.startswith("From step 10 on a step takes 7.9 times as long as at steps 2 to 9")
     assert "other processes use 95 % of the cores (1 % before)" in change.sentence
 
 
@@ -114,6 +114,17 @@ def test_rows_of_an_older_version_are_split_by_phase():
         "waits for the learner": 1.5,
         "other": 0.5,
     }
+
+
+def test_a_run_with_rollout_nodes_is_split_by_phase():
+    row = {"time/step_s": 3.0, "time/rollout_s": 2.0, "time/learn_s": 1.0, "replicas/busy_s": 0.5, "nodes/live": 2}
+    assert parts_of(row) == {"waits for rollouts": 2.0, "waits for the learner": 1.0}
+
+
+def test_an_odd_first_step_is_no_change():
+    assert not changes(rows_of([1.4, 6.5, 6.4, 6.7, 6.5, 6.4]))
+    assert not changes(rows_of([1.4, 6.5, 6.4, 6.7, 6.5, 6.4, 6.5, 6.6, 6.4, 6.5]))
+    assert not changes(rows_of([30.0, 6.5, 6.4, 6.7, 6.5, 6.4, 6.5, 6.6, 6.4, 6.5]))
 
 
 def test_no_rows_no_change():
