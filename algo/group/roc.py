@@ -69,6 +69,10 @@ class RoC:
         kept_negatives = negatives * self.keep // (positives + negatives)
         return self.keep - kept_negatives, kept_negatives
 
+    def penalty(self, trajectory: Trajectory) -> float:
+        """Returns p_total of a success."""
+        return penalty(trajectory)
+
     def explain(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
         """Returns p_err and p_format of each trajectory, and the probability with which it is kept."""
         return [
@@ -81,7 +85,9 @@ class RoC:
             return np.ones(len(trajectories))
         good = np.asarray([_reward(trajectory) > 0 for trajectory in trajectories])
         wanted_positives, wanted_negatives = self.quota(int(good.sum()), int((~good).sum()))
-        penalties_P = np.asarray([penalty(member) for member, right in zip(trajectories, good, strict=True) if right])
+        penalties_P = np.asarray(
+            [self.penalty(member) for member, right in zip(trajectories, good, strict=True) if right]
+        )
         chances = np.full(len(trajectories), wanted_negatives / max(1, int((~good).sum())))
         chances[good] = inclusion(penalties_P, self.smoothing, wanted_positives)
         return chances
@@ -94,7 +100,7 @@ class RoC:
         good = np.asarray(rewards) > 0
         positives, negatives = np.flatnonzero(good), np.flatnonzero(~good)
         wanted_positives, wanted_negatives = self.quota(len(positives), len(negatives))
-        penalties_P = np.asarray([penalty(trajectories[index]) for index in positives])
+        penalties_P = np.asarray([self.penalty(trajectories[index]) for index in positives])
         kept_positives = positives[draw(penalties_P, self.smoothing, wanted_positives, rng)]
         kept_negatives = rng.choice(negatives, wanted_negatives, replace=False)
         return sorted(int(index) for index in (*kept_positives, *kept_negatives))

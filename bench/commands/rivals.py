@@ -1,211 +1,270 @@
-"""Says what other placement policies would have made of a recorded step.
+"""Says what other placement policies would have made of a recorded step, with the error of the simulation.
 
     rocstar bench rivals runs/quickstart step=12
+    rocstar bench rivals runs/quickstart step=12 policy=mine.py:Mine replicas=4 kv_blocks=512
 
 The step's trajectories, with the lengths and tool times that they had, go through the simulator under each policy, on
 engines whose costs are fitted to the run's own engine steps. A ratio is a policy's simulated makespan over that of the
-run's own policy, above 1 where it is slower. `fidelity` is the simulated over the measured makespan of the run's own
-policy: the further it is from 1, the less the ratios say. `levers` are simulations under the run's own policy with one
-thing changed, the one that helps most first: a replica more, twice the KV cache, no tool call slower than nine in ten.
-The last line is one JSON object.
+run as it was, above 1 where it is slower. `policy` adds one of yours: a class that is made without arguments, or a
+function that gets the `bench.placement.policies.Setting`. `replicas` and `kv_blocks` simulate all policies on another
+fleet than the run's.
+
+The error is measured: the makespan of each recorded step is predicted with costs that are fitted to the engine steps
+before it, and compared with the one that was measured. Of the step itself only the speed of the machine is taken, which
+both parts of a ratio share: other processes may have changed it. A ratio within 1.96 times the scatter of these is
+called no difference. Where fewer than three steps can be predicted the error is not known, and that is said.
+
+A step of more than 2,048 trajectories is sampled (`bench.simulator.sample`). `levers` are simulations under the run's
+own policy with one thing changed, the one that helps most first: a replica more, twice the KV cache, no tool call
+slower than nine in ten. On CPUs a replica more is none where the cores are busy: replicas share them, which the
+simulator does not know. The last line is one JSON object.
 
 Trajectories are taken to arrive at once, which holds where staleness is 0. Tools begin when their turn ends.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 
 from bench.measuring.rivals_plot import draw
 from bench.measuring.terminal import say, written
 from bench.placement.policies import OURS, POLICIES, Setting
-from bench.placement.workload import Traced, Turn
-from bench.simulator.fit import Values, fitted
 from bench.simulator.fleet import Result, Simulation
-from bench.simulator.machine import Machine
+from bench.simulator.recorded_step import Recorded, recorded
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
-from engine.balancing.step_cost import StepCost
 from engine.console.options import Positional, parse
+from engine.recipe import module_of
 from engine.recording.reader import RecordedRun
-from engine.recording.records import RecordedGroup, Segment
-from recipes.quickstart import KV_BLOCKS
+from sandbox.require import at_least, require
 
-MADE: dict[str, Callable[[Setting], Balancer]] = {
+MakePolicy = Callable[[Setting], Balancer]
+
+MADE: dict[str, MakePolicy] = {
     **POLICIES,
     OURS: lambda setting: KvAware(setting.longest_tokens, moves=0),  # as `engine.assembly.training` makes it
 }
 PLOT = Path("runs/bench/rivals.png")
-BLOCK = 32  # tokens of a KV block, as `engine.assembly.training` has it
-FEWEST = 100  # engine steps of which a fit is made: those of the step, and of the ones before as needed
 POLL_S, BUFFER_TOKENS, USUAL_TOKENS = (
     5.0,
     512,
     3700,
 )  # ThunderAgent's settings, and the length of the trajectories they suit
+EXACT = 512  # up to so many trajectories each engine step is simulated by itself
+PREDICTED = 6  # newest steps of which the error is measured
+KNOWN_BY = 3  # predictions without which no error is known
+LEAST_LEVER = 0.98  # a change that saves less of the step is no lever
+SIGMAS = 1.96  # of a normal distribution, 95 % are within
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     run: Annotated[Path, Positional("folder of a recorded run")]
     step: Annotated[int, "a step of the run, from 1"]
+    policy: Annotated[str | None, "a policy of yours beside the others, FILE.py:NAME"] = None
+    replicas: Annotated[int | None, "replicas of the simulated fleet; none: the run's"] = None
+    kv_blocks: Annotated[int | None, "KV blocks of 32 tokens per simulated replica; none: the run's"] = None
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "kv_blocks"):
+            if (value := getattr(self, name)) is not None:
+                require(name, value, at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
-    """What the simulator needs of a step. machine: with costs fitted to the run."""
+class Prediction:
+    """The makespan of a step, predicted from what came before it."""
 
-    trace: list[Traced]
-    machine: Machine
-    replicas: int
-    makespan_s: float
+    step: int
+    predicted_s: float
+    measured_s: float
 
 
 def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, program="rocstar bench rivals", description=__doc__)
-    answer = compare(recorded(options.run, options.step))
+    policies = {} if options.policy is None else load(options.policy)
+    fleet = recorded(options.run, options.step, replicas=options.replicas, kv_blocks=options.kv_blocks)
+    step = recorded(options.run, options.step)
+    answer = compare(step, fleet, policies, predictions(options.run, options.step))
     print(answer["sentence"])
     print(answer["lever"])
     ratios = {row["policy"]: row["ratio"] for row in answer["rows"]}
     levers = {lever["lever"]: lever["ratio"] for lever in answer["levers"]}
-    drawn = partial(draw, ratios=ratios, levers=levers, fidelity=answer["fidelity"])
+    drawn = partial(draw, ratios=ratios, levers=levers, error=answer["error"])
     print(f"plot: {written(PLOT, drawn)}")
     print(json.dumps(answer))
     return 0
 
 
-def recorded(path: Path, step: int) -> Recorded:
-    """Raises ValueError for a run or a step that cannot be simulated."""
-    run = RecordedRun(path)
-    groups = run.groups(run.find(step))
-    if not groups:
-        raise ValueError(f"step {step} of {run.folder} is damaged. Fix: step= takes another one of {run.steps}")
-    try:
-        config = msgspec.json.decode((path / "config.json").read_bytes())
-        blocks, replicas = int(config["kv_blocks"] or KV_BLOCKS), int(config["replicas"])
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path / 'config.json'} does not say kv_blocks and replicas: {error}") from error
-    members = [member for recorded in groups for member in recorded.group.trajectories]
-    return Recorded(
-        trace=list(traced(groups)),
-        machine=Machine(blocks=blocks, block_size=BLOCK, cost=step_cost(run, step)),
-        replicas=replicas,
-        makespan_s=max(member.finished_at for member in members) - min(member.started_at for member in members),
-    )
+def load(name: str) -> dict[str, MakePolicy]:
+    """Loads a policy by FILE.py:NAME. Raises ValueError where there is none."""
+    file, _, attribute = name.rpartition(":")
+    path = Path(file)
+    if not (path.is_file() and path.suffix == ".py"):
+        raise ValueError(f"policy={name} is no policy. Fix: policy=FILE.py:NAME, a file that is there and a name in it")
+    made: Any = getattr(module_of(path, f"policy_{path.stem}"), attribute, None)
+    if not callable(made):
+        raise ValueError(f"{file} has no policy {attribute!r}. Fix: the name of a class or a function in it")
+    parameters = inspect.signature(made).parameters.values()
+    takes_setting = any(each.default is each.empty and each.kind is not each.VAR_KEYWORD for each in parameters)
+
+    def make(setting: Setting) -> Balancer:
+        policy: Balancer = made(setting) if takes_setting else made()
+        return policy
+
+    return {attribute: make}
 
 
-def traced(groups: Sequence[RecordedGroup]) -> Iterator[Traced]:
-    """Yields the trajectories with the waits between their turns, without those that sampled nothing."""
-    number = 0
-    for recorded in groups:
-        for member in recorded.group.trajectories:
-            turns = [turn for turn in member.turns if turn.end > turn.start]
-            if not turns:
-                continue
-            ends = [0, *(turn.end for turn in turns)]
-            waits = [after.queued_at - turn.finished_at for turn, after in pairwise(turns)] + [0.0]
-            yield Traced(
-                traj=number,
-                group=recorded.number,
-                turns=tuple(
-                    Turn(
-                        prompt_new_tokens=turn.start - before,
-                        gen_tokens=turn.end - turn.start,
-                        tool_latency_s=max(0.0, wait_s),
-                    )
-                    for turn, before, wait_s in zip(turns, ends, waits, strict=False)
-                ),
-            )
-            number += 1
-
-
-def step_cost(run: RecordedRun, step: int) -> StepCost:
-    """Fits a cost to the engine steps of the step, and of those before it as needed: a machine that others use too is
-    slower at one time than at another. Raises ValueError where there are too few.
+def predictions(path: Path, step: int) -> list[Prediction]:
+    """Predicts the newest steps up to this one, each on engines whose costs are those of the steps before it. Those of
+    which the record has too little are left out.
     """
-    segments: list[Segment] = []
-    for earlier in reversed([one for one in run.timeline_steps if one <= step]):
-        segments = [*run.timeline(earlier, earlier), *segments]
-        features_N4, seconds_N = _features(segments)
-        if len(features_N4) >= FEWEST:
-            return fitted(features_N4, seconds_N).cost
-    raise ValueError(f"a fit needs {FEWEST} engine steps, and the timeline up to step {step} has fewer")
+    run, made = RecordedRun(path), []
+    earlier = [each for each in run.steps if each <= step][-PREDICTED:]
+    for at, each in enumerate(earlier):
+        say(f"predicting step {each}, {at + 1} of {len(earlier)}")
+        try:
+            one = recorded(path, each, fitted_to=each - 1)
+        except ValueError:
+            continue  # the first steps have none before them
+        made.append(Prediction(step=each, predicted_s=simulated(one).makespan_s, measured_s=one.makespan_s))
+    return made
 
 
-def _features(segments: Sequence[Segment]) -> tuple[Values, Values]:
-    """Returns the means of its stretch for each engine step, (1, n, S, P), and the seconds in which it had work."""
-    rows, seconds, counts = [], [], []
-    for replica in sorted({steps.replica for segment in segments for steps in segment.engine_steps}):
-        busy = [
-            (idle.start, idle.end)
-            for segment in segments
-            for idle in segment.idle
-            if idle.replica == replica and idle.cause == "busy"
-        ]
-        before_at = -np.inf
-        for steps in (each for segment in segments for each in segment.engine_steps if each.replica == replica):
-            for index, at in enumerate(steps.at.tolist()):
-                n = int(steps.steps[index])
-                worked_s = sum(max(0.0, min(end, at) - max(start, before_at)) for start, end in busy)
-                if before_at > -np.inf and worked_s > 0:
-                    prompts = steps.prefilled[index] / n
-                    rows.append((1.0, float(steps.running[index]), float(steps.used_blocks[index] * BLOCK), prompts))
-                    seconds.append(worked_s / n)
-                    counts.append(n)
-                before_at = at
-    features_M4 = np.asarray(rows, np.float64).reshape(-1, 4)
-    return np.repeat(features_M4, counts, axis=0), np.repeat(np.asarray(seconds, np.float64), counts)
+def error_of(made: Sequence[Prediction]) -> float | None:
+    """Returns the relative error of a ratio: SIGMAS standard deviations of predicted / measured, of its logarithm.
+
+    What all predictions have in common is in both parts of a ratio. None if there are fewer than KNOWN_BY.
+    """
+    if len(made) < KNOWN_BY:
+        return None
+    return SIGMAS * float(np.std([math.log(each.predicted_s / each.measured_s) for each in made], ddof=1))
 
 
-def compare(step: Recorded) -> dict[str, Any]:
-    """Returns a row for each policy, the run's own first, and the levers, the best first."""
-    results = {}
-    for name in MADE:
-        say(f"simulating the policy {name}")
-        results[name] = simulated(step, name)
-    ours_s = results[OURS].makespan_s
-    rows = [
-        {
-            "policy": name,
-            "makespan_s": result.makespan_s,
-            "ratio": result.makespan_s / ours_s,
-            "preemptions": result.preemptions,
-            "recomputed_tokens": result.recomputed_tokens,
-        }
-        for name, result in results.items()
-    ]
-    ratios: dict[str, float] = {}
+def compare(
+    step: Recorded,
+    fleet: Recorded | None = None,
+    policies: Mapping[str, MakePolicy] | None = None,
+    made: Sequence[Prediction] = (),
+) -> dict[str, Any]:
+    """Returns a row for each policy, the run's own first, and the levers, the best first.
+
+    fleet: the step on the fleet that the policies are simulated on; None: on the run's own. policies: others by name.
+    made: the predictions that the error is computed from. Raises ValueError if a policy of `policies` fails.
+    """
+    fleet = fleet or step
+    makers = {**MADE, **(policies or {})}
+    say(f"simulating {len(step.trace):,} of {step.trajectories or len(step.trace):,} trajectories as they ran")
+    as_it_ran_s = simulated(step).makespan_s
+    error = error_of(made)
+    same_fleet = fleet == step
+    rows = []
+    for at, (name, make) in enumerate(makers.items()):
+        say(f"simulating the policy {name}, {at + 1} of {len(makers)}")
+        try:
+            result = simulated(fleet, make)
+        except Exception as failure:
+            if name in MADE:
+                raise
+            raise ValueError(f"the policy {name} failed: {type(failure).__name__}: {failure}") from failure
+        ratio = result.makespan_s / as_it_ran_s
+        rows.append(
+            {
+                "policy": name,
+                "makespan_s": result.makespan_s,
+                "ratio": ratio,
+                "verdict": "as it ran" if name == OURS and same_fleet else verdict(ratio, error),
+                "preemptions": result.preemptions,
+                "recomputed_tokens": result.recomputed_tokens,
+            }
+        )
+    levers = []
     for name, changed in changes(step).items():
         say(f"simulating the lever: {name}")
-        ratios[name] = simulated(changed).makespan_s / ours_s
-    levers = [{"lever": name, "ratio": ratios[name]} for name in sorted(ratios, key=ratios.__getitem__)]
-    fidelity = ours_s / step.makespan_s
-    others = ", ".join(f"{name} {result.makespan_s / ours_s:.2f}x" for name, result in results.items() if name != OURS)
-    sentence = (
-        f"Under other policies this step would have taken: {others}. (The simulator gives the run's own policy "
-        f"{fidelity:.2f} of the {step.makespan_s:.1f} s that it took.)"
-    )
-    best = min(ratios, key=ratios.__getitem__)
+        ratio = simulated(changed).makespan_s / as_it_ran_s
+        levers.append({"lever": name, "ratio": ratio, "verdict": verdict(ratio, error)})
+    levers.sort(key=lambda lever: float(str(lever["ratio"])))
     return {
-        "sentence": sentence,
-        "lever": f"Next lever: {best}, {100 * (ratios[best] - 1):+.0f} % of the step (simulated).",
-        "fidelity": fidelity,
+        "sentence": _sentence(step, fleet, rows, as_it_ran_s, error, len(made)),
+        "lever": _lever(step, levers, error),
+        "fidelity": as_it_ran_s / step.makespan_s,
         "measured_s": step.makespan_s,
+        "error": error,
+        "predictions": [
+            {"step": each.step, "predicted_s": each.predicted_s, "measured_s": each.measured_s} for each in made
+        ],
+        "sampled": len(step.trace) if step.trajectories > len(step.trace) else None,
         "rows": rows,
         "levers": levers,
     }
 
 
-def simulated(step: Recorded, policy: str = OURS) -> Result:
+def verdict(ratio: float, error: float | None) -> str:
+    """Says whether a ratio is beyond the error.
+
+    >>> verdict(1.3, 0.1), verdict(0.95, 0.1), verdict(1.3, None)
+    ('slower', 'no difference', 'error not known')
+    """
+    if error is None:
+        return "error not known"
+    if abs(math.log(ratio)) <= error:
+        return "no difference"
+    return "slower" if ratio > 1 else "faster"
+
+
+def _sentence(
+    step: Recorded,
+    fleet: Recorded,
+    rows: Sequence[Mapping[str, Any]],
+    as_it_ran_s: float,
+    error: float | None,
+    made: int,
+) -> str:
+    begins = "Under other policies" if fleet == step else f"With {fleet.described}"
+    judged = [row for row in rows if row["verdict"] != "as it ran"]
+    clear = [row for row in judged if row["verdict"] in ("slower", "faster")]
+    same = [str(row["policy"]) for row in judged if row["verdict"] == "no difference"]
+    if error is None:
+        ratios = ", ".join(f"{row['policy']} {row['ratio']:.2f}x" for row in judged)
+        told = (
+            f"{begins} this step would have taken: {ratios}. The simulator's error is not known, since "
+            f"only {made} of the {KNOWN_BY} steps that it takes could be predicted."
+        )
+    else:
+        low, high = math.exp(-error), math.exp(error)
+        ratios = ", ".join(
+            f"{row['policy']} {row['ratio']:.2f}x ({row['ratio'] * low:.2f} to {row['ratio'] * high:.2f})"
+            for row in clear
+        )
+        told = f"{begins} this step would have taken: {ratios}. " if clear else ""
+        told += f"No difference within the simulator's error: {', '.join(same)}. " if same else ""
+        told += f"The error is {100 * (high - 1):.0f} %, from {made} steps that were predicted."
+    told += f" The simulator gives the run as it was {as_it_ran_s / step.makespan_s:.2f} of the {step.makespan_s:.1f} s"
+    told += " that it took."
+    if step.trajectories > len(step.trace):
+        told += f" {len(step.trace):,} of its {step.trajectories:,} trajectories were simulated, on a smaller fleet."
+    return told
+
+
+def _lever(step: Recorded, levers: Sequence[Mapping[str, Any]], error: float | None) -> str:
+    without = "" if step.has_room else " A replica more would share the cores, which are all busy."
+    best = levers[0]
+    if best["ratio"] > LEAST_LEVER or best["verdict"] == "no difference":
+        return f"Next lever: none{'' if error is None else ' beyond the error'}.{without}"
+    doubt = "" if error is not None else ", of unknown error"
+    return f"Next lever: {best['lever']}, {100 * (best['ratio'] - 1):+.0f} % of the step (simulated{doubt}).{without}"
+
+
+def simulated(step: Recorded, make: MakePolicy = MADE[OURS]) -> Result:
     mean_tokens = sum(row.total_tokens for row in step.trace) / len(step.trace)
     setting = Setting.of(
         step.trace,
@@ -213,19 +272,24 @@ def simulated(step: Recorded, policy: str = OURS) -> Result:
         poll_s=min(POLL_S, step.makespan_s / 20),  # a short step is polled twenty times
         buffer_tokens=round(BUFFER_TOKENS * min(1.0, mean_tokens / USUAL_TOKENS)),
     )
-    return Simulation(MADE[policy](setting), step.trace, step.machine, step.replicas, longest_segment=1).run()
+    longest = 1 if len(step.trace) <= EXACT else 32
+    return Simulation(make(setting), step.trace, step.machine, step.replicas, longest_segment=longest).run()
 
 
 def changes(step: Recorded) -> dict[str, Recorded]:
-    """Returns the step with one thing changed, by the name of the change."""
+    """Returns the step with one thing changed, by the name of the change; what cannot help is left out."""
+    changed = {"twice the KV cache": replace(step, machine=replace(step.machine, blocks=2 * step.machine.blocks))}
+    if step.has_room:
+        changed["one replica more"] = replace(step, replicas=step.replicas + 1)
     waits = [turn.tool_latency_s for row in step.trace for turn in row.turns if turn.tool_latency_s > 0]
-    usual_s = float(np.quantile(waits, 0.9)) if waits else 0.0
-    quick = [
-        replace(row, turns=tuple(replace(turn, tool_latency_s=min(usual_s, turn.tool_latency_s)) for turn in row.turns))
-        for row in step.trace
-    ]
-    return {
-        "one replica more": replace(step, replicas=step.replicas + 1),
-        "twice the KV cache": replace(step, machine=replace(step.machine, blocks=2 * step.machine.blocks)),
-        f"no tool call over {usual_s:.2g} s": replace(step, trace=quick),
-    }
+    if waits:
+        usual_s = float(np.quantile(waits, 0.9))
+        quick = [
+            replace(
+                row,
+                turns=tuple(replace(turn, tool_latency_s=min(usual_s, turn.tool_latency_s)) for turn in row.turns),
+            )
+            for row in step.trace
+        ]
+        changed[f"no tool call over {usual_s:.2g} s"] = replace(step, trace=quick)
+    return changed

@@ -30,9 +30,11 @@ class Command:
 COMMANDS = {
     "run": Command("engine.programs.run", "RECIPE", "train by a recipe file, as `python RECIPE` does"),
     "view": Command("engine.programs.view", "RUN...", "show what runs do and did, and what limits them, as a page"),
+    "compare": Command("engine.programs.compare", "A B", "say where one run takes longer than another"),
     "rollouts": Command("engine.programs.rollouts", "RUN", "show what the model wrote in a step"),
     "trace": Command("engine.programs.trace", "RUN", "write the timeline of some steps for ui.perfetto.dev"),
     "replay": Command("engine.programs.replay", "RUN", "replay a recorded trajectory from one of its turns"),
+    "reverify": Command("bench.commands.reverify", "RUN", "say what another reward or selection would have chosen"),
     "gateway": Command("engine.programs.gateway", "CHECKPOINT", "serve a checkpoint by OpenAI's and Anthropic's APIs"),
     "node": Command("engine.programs.node", "lead=...", "help a run that is led on another machine"),
     "keys": Command("engine.programs.keys", "FOLDER", "make the keys by which machines know each other"),

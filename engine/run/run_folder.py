@@ -338,9 +338,20 @@ def _locked(path: Path) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, the platform, and the installed packages that decide the result."""
-    there = {"python": platform.python_version(), "platform": platform.platform()}
+    """Returns the versions of Python, the platform, and the installed packages that decide the result, and the
+    processor, on which its pace depends.
+    """
+    there = {"python": platform.python_version(), "platform": platform.platform(), "processor": _processor()}
     for package in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             there[package] = importlib.metadata.version(package)
     return there
+
+
+def _processor() -> str:
+    """Returns its name and the number of its cores: "Intel(R) Xeon(R) Processor, 2 cores"."""
+    name = platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {os.cpu_count()} cores"

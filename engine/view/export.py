@@ -31,8 +31,11 @@ def _answers(questions: Questions) -> Iterator[tuple[str, Any]]:
     runs = questions.answer("runs", {})["runs"]
     kept = []
     for number, run in enumerate(runs):
-        for name in ("metrics", "now", "about"):
+        for name in ("metrics", "now", "about", "changes"):
             yield from _asked(questions, name, run=number)
+        for other in range(len(runs)):
+            if other != number:
+                yield from _asked(questions, "comparison", run=number, other=other)
         groups = run["recorded"][-STEPS:]
         timelines = run["timeline"][-STEPS:]
         for step in groups:

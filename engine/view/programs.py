@@ -2,6 +2,8 @@
 
 rivals   runs `rocstar bench rivals`: a recorded step under other placement policies ("Placement")
          {"sentence": "round robin would have taken 1.28x", "lever": "...", "rows": [{"policy", "ratio", ...}]}
+reverify runs `rocstar reverify`: a recorded step under another selection ("Groups")
+         {"sentence": "Over 1 step: ...", "notes": ["..."], ...}
 replay   runs `rocstar replay`: a trajectory from one of its turns on ("Trajectory")
 
 The caller passes the command that starts `rocstar`, since this room may not import programs.
@@ -26,6 +28,18 @@ REPOSITORY = Path(__file__).parents[2]
 async def rivals(rocstar: Sequence[str], run: Path, step: int) -> dict[str, Any]:
     """Runs a step under other policies. Raises NotThere as `asked` does."""
     return await asked("the simulator", [*rocstar, "bench", "rivals", _path(run), f"step={step}"])
+
+
+# The other selections that the page offers, by number.
+SELECTIONS = ("algorithm=grpo", "algorithm=random", "penalties=errors", "penalties=format", "smoothing=0.5")
+
+
+async def reverify(rocstar: Sequence[str], run: Path, step: int, selection: int) -> dict[str, Any]:
+    """Selects a step's groups by another one of SELECTIONS. Raises NotThere as `asked` does."""
+    if not 0 <= selection < len(SELECTIONS):
+        raise NotThere(f"there is no selection {selection}")
+    command = [*rocstar, "reverify", _path(run), f"step={step}", SELECTIONS[selection]]
+    return await asked("the selection", command)
 
 
 async def replay(rocstar: Sequence[str], run: Path, values: Mapping[str, int]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from engine.diagnosis.limit import Diagnosis, diagnose
 from engine.diagnosis.pace import pace_of
 from engine.run.identity import Identity
 from engine.view.answers.about import about
+from engine.view.answers.pace import changes_of, comparison_of
 from engine.view.answers.placement import placement_of
 from engine.view.answers.timeline import timeline_of
 from engine.view.answers.token_figures import token_figures_of
@@ -45,6 +46,8 @@ class Questions:
             "tool-calls": lambda query: tool_calls_of(self.run(query), _number(query, "first"), _number(query, "last")),
             "tokens": lambda query: token_figures_of(self.run(query), _number(query, "step")),
             "about": lambda query: about(self.run(query)),
+            "changes": lambda query: changes_of(self.run(query)),
+            "comparison": lambda query: comparison_of(self.run(query), self.run({"run": query.get("other", "")})),
         }
 
     def answer(self, name: str, query: Query) -> Any:

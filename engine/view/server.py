@@ -21,7 +21,7 @@ from aiohttp import web
 from engine.view.answers.tool_calls import CallPlace, call_of
 from engine.view.answers.trajectories import NotThere
 from engine.view.page import STATIC, plot_folder, served_page
-from engine.view.programs import replay, rivals
+from engine.view.programs import replay, reverify, rivals
 from engine.view.questions import Questions
 from engine.view.rerun import run_again
 from engine.view.run_files import RunFiles
@@ -68,6 +68,7 @@ def make_app(questions: Questions, rocstar: Sequence[str]) -> web.Application:
             web.post("/api/run-again", answers.run_again),
             web.post("/api/rivals", answers.rivals),
             web.post("/api/replay", answers.replay),
+            web.post("/api/reverify", answers.reverify),
         ]
     )
     return app
@@ -124,6 +125,11 @@ class _Answers:
 
     async def rivals(self, request: web.Request) -> web.Response:
         return await self._do(request, lambda run, values: rivals(self._rocstar, run.path, values["step"]))
+
+    async def reverify(self, request: web.Request) -> web.Response:
+        return await self._do(
+            request, lambda run, values: reverify(self._rocstar, run.path, values["step"], values["selection"])
+        )
 
     async def replay(self, request: web.Request) -> web.Response:
         return await self._do(request, lambda run, values: replay(self._rocstar, run.path, values))

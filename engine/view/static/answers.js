@@ -14,6 +14,8 @@
  *   "tool-calls": ToolCalls,
  *   "tokens": TokenFigures,
  *   "about": About,
+ *   "changes": Change[],
+ *   "comparison": Comparison,
  * }} Answers
  */
 
@@ -22,6 +24,7 @@
  *   "run-again": RunAgain,
  *   "rivals": Rivals,
  *   "replay": Replay,
+ *   "reverify": Reverified,
  * }} Actions
  */
 
@@ -345,6 +348,43 @@
 
 /**
  * @typedef {{
+ *   step: number,
+ *   before: [first: number, last: number],
+ *   after: [first: number, last: number],
+ *   before_s: number,
+ *   after_s: number,
+ *   parts: Record<string, number>,
+ *   reasons: { metric: string, before: number, after: number, text: string }[],
+ *   resumed: boolean,
+ *   sentence: string,
+ * }} Change
+ */
+
+/**
+ * @typedef {{
+ *   name: string,
+ *   seconds: number,
+ *   low: number | null,
+ *   high: number | null,
+ * }} StepPart
+ */
+
+/**
+ * @typedef {{
+ *   steps: number,
+ *   a_s: number,
+ *   b_s: number,
+ *   total: StepPart,
+ *   parts: StepPart[],
+ *   tokens: number | null,
+ *   unlike: string[],
+ *   differs: string[],
+ *   sentence: string,
+ * }} Comparison
+ */
+
+/**
+ * @typedef {{
  *   format: number,
  *   newest: number,
  *   every: number,
@@ -378,11 +418,14 @@
  *     policy: string,
  *     makespan_s: number,
  *     ratio: number,
+ *     verdict: string,
  *     preemptions: number,
  *     recomputed_tokens: number,
  *   }[],
  * }} Rivals
  */
+
+/** @typedef {{ sentence: string, notes: string[] }} Reverified */
 
 /**
  * @typedef {{

@@ -5,11 +5,13 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from bench.commands.rivals import compare, main, recorded, step_cost, traced
+from bench.commands.rivals import Prediction, compare, error_of, load, main, predictions, verdict
 from bench.placement.policies import OURS, POLICIES
 from bench.placement.workload import Turn
+from bench.simulator.recorded_step import recorded, step_cost, traced
 from engine.recording import files
 from engine.recording.reader import RecordedRun
+from engine.run.run_folder import signed_row
 from engine.telemetry.idle_clock import Interval
 from tests.support.recorded_run import made_group, made_segment, write_recorded_run
 
@@ -74,3 +76,96 @@ def test_a_run_that_does_not_say_its_replicas_or_has_no_timeline_is_refused(run)
 def test_the_last_line_is_the_answer(run, capsys):
     assert main([str(run), "step=2"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+
+
+def write_metrics(run, share):
+    rows = [
+        signed_row(json.dumps({"step": n, "time/step_s": 1.0, "host/machine_cpu_share": share}).encode())
+        for n in (1, 2, 3)
+    ]
+    (run / "metrics.jsonl").write_bytes(b"".join(row + b"\n" for row in rows))
+
+
+def test_a_replica_more_is_no_lever_where_the_cores_are_busy(run):
+    write_metrics(run, 0.95)
+    answer = compare(recorded(run, 2))
+    assert not [lever for lever in answer["levers"] if "replica" in lever["lever"]]
+    assert "share the cores" in answer["lever"]
+    write_metrics(run, 0.4)
+    assert [lever for lever in compare(recorded(run, 2))["levers"] if "replica" in lever["lever"]]
+
+
+def test_the_error_is_the_scatter_of_what_was_predicted():
+    def made(*ratios):
+        return [Prediction(step=at, predicted_s=ratio * 2.0, measured_s=2.0) for at, ratio in enumerate(ratios)]
+
+    assert error_of(made(0.8, 0.8)) is None
+    assert error_of(made(0.8, 0.8, 0.8, 0.8)) == pytest.approx(0.0, abs=1e-9)  # what all share is in both parts
+    error = error_of(made(0.9, 1.0, 1.1, 1.0))
+    assert 0.1 < error < 0.25
+    assert [verdict(ratio, error) for ratio in (0.7, 0.95, 1.05, 1.4)] == ["faster", *["no difference"] * 2, "slower"]
+
+
+def test_steps_are_predicted_from_those_before_them(run):
+    made = predictions(run, 3)
+    assert [each.step for each in made] == [2, 3]  # nothing is before the first
+    assert all(each.predicted_s > 0 for each in made)
+
+
+def test_without_enough_predictions_the_error_is_said_to_be_unknown(run):
+    answer = compare(recorded(run, 2), made=predictions(run, 2))
+    assert answer["error"] is None
+    assert "not known" in answer["sentence"]
+
+
+POLICIES_OF_MINE = """
+from engine.balancing.round_robin import RoundRobin
+
+class Mine(RoundRobin):
+    pass
+
+def fitting(setting):
+    assert setting.longest_tokens > 0
+    return RoundRobin()
+
+class Broken(RoundRobin):
+    def decide(self, now):
+        raise KeyError("x")
+"""
+
+
+def test_a_policy_of_mine_is_a_row_and_its_failure_one_line(run):
+    file = run / "mine.py"
+    file.write_text(POLICIES_OF_MINE)
+    for name in ("Mine", "fitting"):
+        rows = {row["policy"]: row for row in compare(recorded(run, 2), policies=load(f"{file}:{name}"))["rows"]}
+        assert rows[name]["makespan_s"] == rows["round_robin"]["makespan_s"]
+    with pytest.raises(ValueError, match="the policy Broken failed: KeyError"):
+        compare(recorded(run, 2), policies=load(f"{file}:Broken"))
+    for name in ("missing", "__name__"):
+        with pytest.raises(ValueError, match="Fix:"):
+            load(f"{file}:{name}")
+    with pytest.raises(ValueError, match="Fix:"):
+        load("none.py:Mine")
+
+
+def test_another_fleet_is_compared_with_the_run_as_it_was(run):
+    step, fleet = recorded(run, 2), recorded(run, 2, replicas=1, kv_blocks=150)
+    answer = compare(step, fleet)
+    rows = {row["policy"]: row for row in answer["rows"]}
+    assert rows[OURS]["verdict"] != "as it ran"
+    assert "1 replica of 150 KV blocks" in answer["sentence"]
+    assert answer["fidelity"] == compare(step)["fidelity"]
+
+
+@pytest.mark.parametrize(("recipe", "blocks"), [("recipes/quickstart.py", 2048), ("recipes/train_on_file.py", 1024)])
+def test_the_kv_cache_is_that_of_the_recipe_where_it_is_not_set(run, recipe, blocks):
+    (run / "config.json").write_text(json.dumps({"kv_blocks": None, "replicas": 2, "recipe": recipe}))
+    assert recorded(run, 2).machine.blocks == blocks
+
+
+def test_on_gpus_the_kv_cache_has_to_be_known(run):
+    (run / "config.json").write_text(json.dumps({"kv_blocks": None, "replicas": 2, "devices": [0, 1]}))
+    with pytest.raises(ValueError, match="on GPUs"):
+        recorded(run, 2)
+    assert recorded(run, 2, kv_blocks=300).machine.blocks == 300

@@ -19,6 +19,7 @@ import {
 import { fixed, mean, percent, seconds, signed, sum, whole } from "view/parts/format";
 import { virtualList } from "view/parts/list";
 import { chosenStep, RECORDS, sampledTokens } from "view/parts/recorded";
+import { otherSelections } from "view/parts/selections";
 
 /** @import { Group, Groups, Member, Outline } from "view/answers" */
 /** @import { Context } from "view/main" */
@@ -72,7 +73,12 @@ export async function groups({ run, runs, query, set, go }) {
   /** @param {Group} group @param {Member} member */
   const open = (group, member) =>
     go("trajectory", { step, group: group.number, sample: member.sample });
-  return [chooser, overview(answer), memberList(answer, FILTERS[filter].fits, scale, open)];
+  return [
+    chooser,
+    overview(answer),
+    memberList(answer, FILTERS[filter].fits, scale, open),
+    otherSelections(run, step),
+  ];
 }
 
 /** @param {Groups} answer */

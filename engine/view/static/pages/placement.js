@@ -153,6 +153,7 @@ function rivals({ sentence, lever, rows }) {
         { name: "policy", cell: ({ policy }) => policy },
         { name: "seconds", number: true, cell: ({ makespan_s }) => seconds(makespan_s) },
         { name: "times this run's", number: true, cell: ({ ratio }) => fixed(ratio, 2) },
+        { name: "", cell: ({ verdict }) => verdict },
         { name: "preemptions", number: true, cell: ({ preemptions }) => whole(preemptions) },
         {
           name: "tokens computed again",

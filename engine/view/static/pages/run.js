@@ -1,7 +1,7 @@
 // The page Run: its options and versions, what it can resume from, what became of its tokens, and
 // how it differs from another run.
 
-import { ask } from "view/api";
+import { ask, Problem } from "view/api";
 import { color } from "view/parts/colors";
 import {
   badge,
@@ -17,6 +17,7 @@ import {
 } from "view/parts/dom";
 import { bytes, number, percent, seconds, spaced, sum, whole } from "view/parts/format";
 import { RECORDS } from "view/parts/recorded";
+import { waterfall } from "view/parts/waterfall";
 
 /** @import { About } from "view/answers" */
 /** @import { Context } from "view/main" */
@@ -30,6 +31,7 @@ export async function run(context) {
   return [
     h("div", { class: "two" }, summary(about), waste(about)),
     runs.length > 1 ? await difference(about, context, other) : null,
+    other === null ? null : await pace(context, other),
     h(
       "div",
       { class: "two" },
@@ -283,6 +285,19 @@ async function difference(about, { run, runs, set }, other) {
         )
       : empty("No difference", "Options and versions are the same."),
   );
+}
+
+/**
+ * @param {Context} context
+ * @param {number} other
+ */
+async function pace({ run, runs }, other) {
+  try {
+    return waterfall(await ask("comparison", { run, other }), runs[other].name);
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return namedCard("waterfall", "Pace", empty("No comparison of the pace", error.message));
+  }
 }
 
 /**

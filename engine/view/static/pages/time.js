@@ -2,6 +2,7 @@
 // replicas waited for.
 
 import { ask, column, last, metrics } from "view/api";
+import { paceChanges } from "view/parts/changes";
 import { CAUSES, causeColor, causeText, color, STEP_PARTS } from "view/parts/colors";
 import {
   card,
@@ -31,8 +32,11 @@ export async function time(context) {
   const { run, runs, query, set } = context;
   const rows = await metrics(run);
   const steps = runs[run].timeline.filter((step) => step > 0);
+  /** @param {number} step */
+  const open = (step) => set({ ...query, step });
   return [
-    bySteps(rows, (step) => set({ ...query, step })),
+    bySteps(rows, open),
+    paceChanges(await ask("changes", { run }), open),
     stages(rows),
     ...(steps.length ? await timeline(context, steps) : [noTimeline()]),
   ];

@@ -26,6 +26,8 @@ ASKED = {
     "tool-calls": STEPS,
     "tokens": STEP,
     "about": RUN,
+    "changes": RUN,
+    "comparison": RUN | {"other": "0"},
 }
 
 
