@@ -105,8 +105,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 def tables(result: Result) -> list[Table]:
     """Returns the tables of a result: a row for each case, a column for each metric.
 
-    Cases share a table where one has all metrics of the other. Where a case is alone, or there are more than MOST_COLUMNS
-    metrics and fewer cases, the metrics are the rows.
+    Cases share a table where one has all metrics of the other. Where a case is alone, or there are more than
+    MOST_COLUMNS metrics and fewer cases, the metrics are the rows.
     """
     groups: list[tuple[set[str], list[Case]]] = []
     for case, of in result.figures.items():
