@@ -118,7 +118,7 @@ def _checkouts(name: str, other: Path, options: Options) -> int:
     if counted < LEAST_ROUNDS:
         say(f"error: {counted} of the rounds count, {LEAST_ROUNDS} must. Fix: run it alone, or force=true")
         return code or 2
-    tell(compared(*samples, paired=True, metric=options.metric), f"{name}: {other} (B) against {ROOT} (A)")
+    tell(compared(*samples, paired=True, metric=options.metric), f"{name}: {other} (B) against this checkout (A)")
     return code
 
 

@@ -36,7 +36,7 @@ from engine.types import Group
 from sandbox.require import positive, require
 
 PLOT = Path("runs/bench/stage.png")
-NOTABLE = 0.01  # a line that blocks the loop for a smaller share of the time is not shown: it may be the machine
+NOTABLE = 0.05  # a line that blocks the loop for a smaller share of the time is not shown: it may be the machine
 GRACE_S = 1.0  # what the stage holds when the time is over may come out within this time
 
 

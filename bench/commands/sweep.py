@@ -93,7 +93,7 @@ def show(options: Options, points: Points) -> None:
     )
     for name, metric in {name: metric for _, result in points for name, metric in result.metrics.items()}.items():
         if any(row[0].rpartition("/")[2] == name for row in rows):
-            print(f"{name}: {metric.title}, {metric.doc}")
+            print(f"{name}: {'' if metric.title == name else f'{metric.title}, '}{metric.doc}")
     for chosen, result in points:
         if beside_others(result):
             print(

@@ -29,11 +29,12 @@ def draw(path: Path, *, differences: Sequence[Difference], title: str) -> None:
         axes.plot([each.ratio], [row], "o", color=colour, markersize=4)
     axes.set_yticks(range(len(shown)), [f"{each.metric}: {each.verdict}" for each in shown], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xscale("log")
-    percent = FuncFormatter(lambda value, _: f"{100 * (value - 1):+.3g} %")
-    axes.xaxis.set_major_formatter(percent)
-    axes.xaxis.set_minor_formatter(percent)
-    axes.tick_params(axis="x", which="both", labelsize=7)
+    if max(each.high for each in shown) > 2 or min(each.low for each in shown) < 0.5:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g} x"))
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * (value - 1):+.3g} %"))
+    axes.tick_params(axis="x", labelsize=7)
     axes.set_xlabel("B against A, with 95 % intervals", fontsize=9)
     axes.set_title(title, fontsize=9)
     figure.savefig(path, dpi=110)

@@ -54,7 +54,8 @@ QUESTIONS = {
         commands=("rocstar bench rivals runs/ask step=8",),
         keep=r"^[^{]",
         picture="runs/bench/rivals.png",
-        reading="The step is the recorded one, the engines are simulated with costs fitted to the run.",
+        reading="The step is the recorded one, the engines are simulated with costs fitted to the run. What lies "
+        "within the simulator's error is no difference. `policy=mine.py:Mine` adds a policy of yours.",
     ),
     "stage": Question(
         text="What does my stage cost?",

@@ -10,6 +10,8 @@ import msgspec
 
 from bench.measuring.metric import Kind, Metric, interval
 
+MOST_COLUMNS = 12  # of a table on a terminal of 160 columns
+
 Case = str  # a row of the table; "" where there is only one
 Figures = Mapping[Case, Mapping[str, float]]  # one round: case -> metric -> value
 Samples = dict[Case, dict[str, list[float]]]
@@ -103,7 +105,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 def tables(result: Result) -> list[Table]:
     """Returns the tables of a result: a row for each case, a column for each metric.
 
-    Cases share a table where one has all metrics of the other; a case that is alone has its metrics as rows.
+    Cases share a table where one has all metrics of the other. Where a case is alone, or there are more than
+    MOST_COLUMNS metrics and fewer cases, the metrics are the rows.
     """
     groups: list[tuple[set[str], list[Case]]] = []
     for case, of in result.figures.items():
@@ -131,6 +134,9 @@ def _table(result: Result, names: Sequence[str], cases: Sequence[Case]) -> Table
         [case] = cases
         rows = [[result.metrics[name].title, cell(result, case, name)] for name in names]
         return Table(header=[case, ""], rows=rows)
+    if len(names) > MOST_COLUMNS and len(cases) < len(names):
+        rows = [[result.metrics[name].title, *(cell(result, case, name) for case in cases)] for name in names]
+        return Table(header=["", *cases], rows=rows)
     rows = [[case, *(cell(result, case, name) for name in names)] for case in cases]
     return Table(header=["", *(result.metrics[name].title for name in names)], rows=rows)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def draw(path: Path, *, ratios: Mapping[str, float], levers: Mapping[str, float], error: float | None) -> None:
-    """Writes a PNG. ratios, levers: simulated makespan over that of the run's own policy, by policy and by change.
-    error: of the logarithm of a ratio; None if it is not known.
+    """Writes a PNG. ratios, levers: simulated makespan over that of the run as it was, by policy and by change. error:
+    of the logarithm of a ratio, 95 %; None where it is not known.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -22,13 +22,14 @@ def draw(path: Path, *, ratios: Mapping[str, float], levers: Mapping[str, float]
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     if error is not None:
-        low, high = math.exp(-error), math.exp(error)
-        axes.axvspan(low, high, color="0.92", label=f"within the model's error of {100 * (high - 1):.0f} %")
+        span = math.exp(-error), math.exp(error)
+        axes.axvspan(*span, color="0.92", label="no difference: within the simulator's error")
         axes.legend(fontsize=7)
     axes.axvline(1.0, color="0.6", linewidth=1)
     for row, (_, ratio, colour) in enumerate(rows):
         axes.plot([ratio], [row], "o", color=colour, markersize=5)
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("simulated makespan over that of the run's own policy", fontsize=8)
+    known = "" if error is not None else "; the simulator's error is not known"
+    axes.set_xlabel(f"simulated makespan over that of the run as it was{known}", fontsize=8)
     figure.savefig(path, dpi=110)

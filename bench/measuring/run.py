@@ -106,9 +106,10 @@ def run(name: str, bench: Bench[Any], argv: Sequence[str], *, doc: str | None) -
 
 def _judgeable(before: Result, name: str, bench: Bench[Any], config: Mapping[str, Any]) -> None:
     """Raises ValueError where no run with these options can be judged by the baseline, before anything runs."""
+    if before.bench != name:
+        raise ValueError(f"the baseline is of bench {before.bench}. Fix: a result of {name}")
     here = environment(load_before=0.0, others=0.0).machine
     reasons = [
-        *([f"it is of bench {before.bench}"] if before.bench != name else []),
         *(
             [f"it ran on {before.machine}, and this is {here}"]
             if before.machine != here and not bench.simulated

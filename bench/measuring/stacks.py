@@ -18,8 +18,9 @@ ROLES = {  # a process has the role of the first text that its command line hold
 }
 # Functions in which a thread waits, with their files: py-spy leaves out threads that sleep, but counts many of these.
 _WAITS = re.compile(
-    r"^(wait|_wait_for_tstate_lock|_try_wait|_worker|join|select|poll|_poll|get|accept|_?recv|recv_into|read) "
-    r"\((?:.*/)?(threading|selectors|queue|socket|subprocess|connection|popen_fork|thread)\.py:\d+\)$"
+    r"^(?:[\w.<>]+\.)?(wait|_wait_for_tstate_lock|_try_wait|_worker|join|select|poll|_poll|get|accept|_?recv|recv_into|"
+    r"read) "
+    r"\((?:.*/)?(threading|selectors|queue|socket|subprocess|connection|popen_fork|thread|poll)\.py:\d+\)$"
 )
 
 

@@ -51,6 +51,8 @@ def _panel(axis: Any, points: Points, over: str, case: Case | None, name: str) -
     axis.set_ylabel(f"{metric.title}{f', {metric.unit.strip()}' if metric.unit else ''}", fontsize=9)
     left_out = f"; {len(lines) - MOST_LINES} cases are left out" if len(lines) > MOST_LINES else ""
     axis.set_title(textwrap.fill(f"{metric.title}: {metric.doc}{left_out}", 52), fontsize=7)
+    if lines and metric.kind in (Kind.TIME, Kind.CPU, Kind.RATE):
+        axis.set_ylim(bottom=0)  # or small differences would look large
     if not lines:
         axis.text(0.5, 0.5, "no ratio of a disturbed point is shown", transform=axis.transAxes, ha="center", fontsize=8)
     if len(lines) > 1:

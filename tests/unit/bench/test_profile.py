@@ -50,9 +50,19 @@ def a_stack(*calls, samples=1):
 
 
 def test_threads_that_wait_are_left_out_and_their_share_is_known():
-    waits = a_stack("run (a.py:1)", "wait (/x/lib/python3.11/threading.py:327)", samples=3)
-    works = [a_stack("run (a.py:1)"), a_stack("wait (mine.py:3)"), a_stack("select (/x/torch/ops.py:3)")]
+    waits = a_stack("run (a.py:1)", "Condition.wait (/x/lib/python3.11/threading.py:327)", samples=3)
+    works = [
+        a_stack("run (a.py:1)"),
+        a_stack("Socket.send (/x/zmq/sugar/socket.py:7)"),
+        a_stack("select (/x/torch/ops.py:3)"),
+    ]
     assert working([waits, *works]) == (works, 0.5)
+    others = [
+        "wait (/x/threading.py:3)",
+        "Poller.poll (/x/zmq/sugar/poll.py:106)",
+        "_worker (/x/concurrent/futures/thread.py:9)",
+    ]
+    assert working([a_stack(call) for call in others]) == ([], 1.0)
     assert working([]) == ([], 0.0)
 
 

@@ -185,6 +185,14 @@ def test_a_case_that_lacks_a_metric_shares_the_table_of_the_others():
     assert second.rows == [["other", "3.00 s"]]
 
 
+def test_a_table_of_many_metrics_and_few_cases_has_the_metrics_as_rows():
+    result = a_result(**{f"m{n}": [float(n)] for n in range(13)})
+    figures = {case: dict.fromkeys(result.metrics, 1.0) for case in ("a", "b")}
+    [table] = tables(msgspec.structs.replace(result, figures=figures))
+    assert table.header == ["", "a", "b"]
+    assert table.rows[3] == ["m3", "1.00 s", "1.00 s"]
+
+
 def test_an_unknown_bench_is_named_and_the_known_are_listed(capsys):
     assert main(["lerner"]) == 2
     assert "lerner" in capsys.readouterr().err
