@@ -17,7 +17,9 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Literal, Self
 
@@ -80,6 +82,7 @@ class StallWatch:
         self._stall = Stall(said_s=said_s, silence_s=silence_s)
         self._thread = threading.get_ident()
         self._over = threading.Event()
+        self._computed_s: dict[int, float] = {}  # by thread, up to the last time that it was looked for
 
     def __enter__(self) -> Self:
         faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=False)
@@ -115,16 +118,17 @@ class StallWatch:
                 self._act(self._stall.look(late=True, passed_s=passed_s), place)
 
     def _holder(self, frames: Mapping[int, FrameType]) -> str:
-        """Returns the thread that keeps the loop's thread from the interpreter: one that is in a line of nobody's
-        library.
-        """
-        for thread in threading.enumerate():
-            frame = frames.get(thread.ident or 0)
-            if frame is None or thread.ident in (self._thread, threading.get_ident()):
-                continue
-            if not frame.f_code.co_filename.startswith((*_LIBRARY, "<")):
-                return f"{place_of(frame)} (in thread {thread.name})"
-        return "a library (in thread of an unknown name)"
+        """Returns where the thread is that computed most since the last look."""
+        before, self._computed_s = self._computed_s, _computed_s()
+        own = (self._thread, threading.get_ident())
+        others = [thread for thread in threading.enumerate() if thread.ident not in own and thread.ident in frames]
+        busiest = max(others, key=lambda each: self._more(before, each.native_id), default=None)
+        if busiest is None or not self._more(before, busiest.native_id):
+            return "the event loop itself"
+        return f"{place_of(frames[busiest.ident or 0])} (in thread {busiest.name})"
+
+    def _more(self, before: Mapping[int, float], thread: int | None) -> float:
+        return self._computed_s.get(thread or 0, 0.0) - before.get(thread or 0, 0.0)
 
     def _act(self, action: Literal["say", "end"] | None, place: str) -> None:
         blocked = f"the event loop has been blocked for {self._stall.seconds:.0f} s at {place}"
@@ -134,6 +138,15 @@ class StallWatch:
         elif action == "end":
             self._say(f"{blocked}; the process ends. {fix}")
             self._end()
+
+
+def _computed_s() -> dict[int, float]:
+    """Returns the seconds that each thread of this process has computed, by its number in the kernel."""
+    computed_s = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError, ValueError):  # it has just ended
+            computed_s[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return computed_s
 
 
 def _is_in_no_callback(frame: FrameType) -> bool:
