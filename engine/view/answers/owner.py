@@ -9,7 +9,7 @@ from engine.view.answers.trajectories import NotThere
 from engine.view.run_files import RunFiles
 
 NEAR_S = 2e-5  # the page rounds the times of spans to 1e-5 s
-ANSWER_S = 0.1  # the most between an agent's last token and the end of the answer
+LATE_S = 0.1  # the most by which the span of an agent's request, or of a wait for calls, ends after them
 LATER = 4  # steps after the last one shown in which a trajectory may be trained
 
 
@@ -35,8 +35,9 @@ def _has(turn: TurnOutline, start: float, end: float) -> bool:
 
     The span of a turn that an agent asked for is that of the request, from its queue to the end of the answer.
     """
-    times = [(turn.started_at, turn.finished_at, NEAR_S), (turn.queued_at, turn.finished_at, ANSWER_S)]
+    times = [(turn.started_at, turn.finished_at, NEAR_S), (turn.queued_at, turn.finished_at, LATE_S)]
     times += [(use.dispatched_at, use.finished_at, NEAR_S) for use in turn.tool_uses]
     if turn.tool_uses:
-        times.append((turn.finished_at, max(use.finished_at for use in turn.tool_uses), NEAR_S))
+        last = max(use.finished_at for use in turn.tool_uses)
+        times.append((turn.finished_at, max(turn.finished_at, last), LATE_S))
     return any(abs(begin - start) <= NEAR_S and abs(finish - end) <= slack_s for begin, finish, slack_s in times)

@@ -95,6 +95,8 @@ def recorded_outlines(run: RunFiles, step: int) -> Sequence[RecordedOutline]:
 def _why_missing(run: RunFiles, step: int) -> str:
     if not run.recorded.steps:
         return run.recorded.fault or "this run has no record (record/): it was started with record.max_mb=0"
+    if step in run.recorded.steps:
+        return run.recorded.fault or f"the record of step {step} is damaged: none of its groups can be read"
     return f"step {step} is not recorded; these steps are: {_listed(run.recorded.steps)}"
 
 

@@ -14,6 +14,7 @@ import {
   note,
   stepChooser,
   table,
+  tip,
   toolbar,
 } from "view/parts/dom";
 import { fixed, percent, seconds, sum, whole } from "view/parts/format";
@@ -210,9 +211,10 @@ async function timeline({ run, runs, query, set, go }, steps) {
   const lanes = new Lanes(answer, {
     load: (from, to) => finer({ run, first: step, last }, answer, from, to, picks),
     drawn: describe,
-    open: async ({ start, end }) => {
+    open: async ({ start, end }, event) => {
       const owner = await ownerOf({ run, first: step, last }, answer.started_at, start, end);
       if (owner) go("trajectory", { ...owner });
+      else tip(event, "Its trajectory is not recorded, or not in this file.");
     },
   });
   describe(answer, 0, answer.seconds);

@@ -25,7 +25,7 @@ const LEAST_S = 1e-4; // the shortest stretch that is shown
  * @typedef {{
  *   load: (from: number, to: number) => Promise<Timeline | null>,
  *   drawn: (timeline: Timeline, from: number, to: number) => void,
- *   open: (span: SpanTimes) => void,
+ *   open: (span: SpanTimes, event: PointerEvent) => void,
  * }} Callbacks
  */
 
@@ -172,7 +172,7 @@ export class Lanes {
     if (to - from > (this.to - this.from) / 200) return this.zoom(from, to);
     const row = this.rowAt(y);
     const span = row?.span?.(time, y - row.top, this.perPixel);
-    if (span) this.callbacks.open(span);
+    if (span) this.callbacks.open(span, event);
   }
 
   /** @param {number} y */

@@ -18,7 +18,7 @@ BEGIN = START + 2 * STEP_S  # of trajectory 0 of each group in step 2
         ("a turn, rounded by the page", BEGIN + 0.02 + 0.010009, BEGIN + 0.02 + 0.209991, 2),
         ("a request of an agent", BEGIN, BEGIN + 0.25, 0),
         ("the call", BEGIN + 0.15, BEGIN + 0.35, 0),
-        ("the wait for both calls", BEGIN + 0.21, BEGIN + 0.35, 0),
+        ("the wait for both calls", BEGIN + 0.21, BEGIN + 0.3501, 0),
     ],
 )
 def test_a_span_of_a_trajectory_leads_to_it(tmp_path, what, start, end, sample):
