@@ -182,14 +182,16 @@ export async function learning({ run: shown, runs: open, chosen: numbers, query,
         },
       }),
     ),
+    chosen.length
+      ? h(
+          "div",
+          { class: "grid", id: "chosen" },
+          chosen.map((name) => draw({ title: name, unit: meanings[name] ?? OWN, metrics: [name] })),
+        )
+      : null,
     runs.length > 1 ? comparison(rows, runs, run) : null,
     await byPosition(runs, numbers),
-    h(
-      "div",
-      { class: "grid", id: "curves" },
-      chosen.map((name) => draw({ title: name, unit: meanings[name] ?? OWN, metrics: [name] })),
-      known.map(draw),
-    ),
+    h("div", { class: "grid", id: "curves" }, known.map(draw)),
   ];
 }
 

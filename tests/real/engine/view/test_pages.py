@@ -152,7 +152,7 @@ async def test_metrics_are_found_by_name_and_meaning_and_what_is_typed_stays(tmp
             await page.until("document.activeElement.id === 'search'")
             assert await page.evaluate("document.querySelector('#search').value") == "kv_peak"
             await page.evaluate("document.querySelector('#found .match').click()")
-            title = "document.querySelector('#curves .plot-title')?.textContent ?? ''"
+            title = "document.querySelector('#chosen .plot-title')?.textContent ?? ''"
             await page.until(f"({title}).startsWith('kv_peak/replica0')")
             assert "largest share of a replica" in await page.evaluate(title)
             assert "charts=kv_peak" in await page.evaluate("location.hash")
