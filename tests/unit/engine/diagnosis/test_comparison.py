@@ -58,6 +58,19 @@ def test_two_tries_of_one_run_seldom_differ():
     assert "as fast as" in compared.sentence
 
 
+def test_steps_that_resemble_their_neighbours_are_fewer_than_they_seem():
+    def drifting(seed):
+        random, level, rows = np.random.default_rng(seed), 0.0, []
+        for index in range(40):
+            level = 0.5 * level + 0.08 * random.standard_normal()
+            step_s = float(np.exp(level))
+            rows.append({"step": index + 1, "time/step_s": step_s, "replicas/busy_s": step_s})
+        return rows
+
+    sure = [compare(drifting(seed), drifting(1000 + seed), {}, {}).total.is_sure for seed in range(50)]
+    assert sum(sure) <= 5  # 5 % by chance; with steps drawn one by one 12 and more
+
+
 def test_the_difficulty_of_prompts_that_both_have_does_not_widen_the_interval():
     """Steps differ by 10 % with their prompts, and by 1 % otherwise: of steps drawn apart, 3 % would not be found."""
     compared = compare(rows_of(noise=0.01), rows_of(seed=1, sampling=1.03, noise=0.01), CONFIG, CONFIG)
