@@ -8,10 +8,10 @@ mean step,
                 more tokens                                 more time for a token
 
 Intervals come from a bootstrap over the steps that both runs have: a draw takes the same steps of both, since runs of
-one seed train on the same prompts, and takes them in blocks of neighbours (Kuensch, Annals of Statistics 1989), which
-are the longer, the more neighbours resemble each other (Carlstein, Annals of Statistics 1986). An interval is 2 t standard
-deviations of the draws wide, with the t of as many degrees of freedom as there are blocks, less one: quantiles of few
-draws are too narrow.
+one seed train on the same prompts. It takes them in blocks of neighbours (Kuensch, Annals of Statistics 1989), which
+are the longer, the more neighbours resemble each other (Carlstein, Annals of Statistics 1986). An interval is 2 t
+standard deviations of the draws wide, with the t of as many degrees of freedom as there are blocks, less one: quantiles
+of few draws are too narrow.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ def _sentence(
 ) -> str:
     share = total.seconds / a_s
     if total.low is not None and not total.is_sure:
-        told = f"{names[1]} is as fast as {names[0]} within the scatter of the steps"
-        told += f" ({100 * share:+.0f} %, from {100 * total.low / a_s:+.0f} to {100 * (total.high or 0) / a_s:+.0f} %)"
+        told = f"No sure difference: a step of {names[1]} takes {100 * share:+.0f} % "
+        told += f"({100 * total.low / a_s:+.0f} to {100 * (total.high or 0) / a_s:+.0f} %)"
     else:
         told = f"{names[1]} takes {abs(100 * share):.0f} % {'longer' if share > 0 else 'less'} for a step"
         told += f": {_seconds(abs(total.seconds))} {'more' if share > 0 else 'less'}"
