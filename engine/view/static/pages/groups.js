@@ -219,7 +219,7 @@ function memberList(answer, rows, scale, membersOf, open) {
       h("h2", {}, `${whole(rows.length - heads)} trajectories in ${whole(heads)} groups`),
       legend([
         ["turn", color("staleness_gate")],
-        ["tool call", color("good")],
+        ["tool call", color("call")],
         ["tool error", color("bad")],
         ...(scale === "seconds" ? [waiting()] : []),
       ]),

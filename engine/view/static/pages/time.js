@@ -254,7 +254,7 @@ async function timeline({ run, runs, query, set, go }, steps) {
         ["preemption", color("bad")],
         ["turn", color("busy")],
         ["waits for its tools", color("tool_wait")],
-        ["call", color("good")],
+        ["call", color("call")],
         ["call that failed", color("bad")],
       ]),
       lanes.element,

@@ -107,7 +107,7 @@ function indexOf(all, wanted) {
 
 /** @param {Trajectory} trajectory */
 function facts(trajectory) {
-  const { prompt, error, reward, advantage, kept, reasons, scores, stop } = trajectory;
+  const { prompt, error, reward, advantage, kept, drop, reasons, scores, stop } = trajectory;
   const { started_at, finished_at, seed, temperature, parts } = trajectory;
   const others = Object.entries(reasons)
     .filter(([name]) => name !== "probability")
@@ -121,7 +121,7 @@ function facts(trajectory) {
     ["Advantage", signed(advantage, 3), kept ? "trained" : "not trained"],
     [
       "Selection probability",
-      percent(reasons.probability),
+      drop ? "–" : percent(reasons.probability), // nothing is chosen in a dropped group
       others.join(", ") || "no reasons recorded",
     ],
     ["Tokens", whole(sampledTokens(parts.flatMap(({ turns }) => turns))), `sampled${after}`],

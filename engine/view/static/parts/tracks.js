@@ -236,7 +236,8 @@ const TRACK_COLORS = {
  */
 function spanColor(track, name) {
   if (track === "trajectories") return color(name === "generate" ? "busy" : "tool_wait");
-  if (track === "tool calls") return color(name === "ok" ? "good" : "bad");
+  if (track === "tool calls") return color(name === "ok" ? "call" : "bad");
+  if (track.startsWith("stage ")) return color("stage");
   return color(TRACK_COLORS[track] ?? "other");
 }
 
