@@ -17,8 +17,11 @@ QUICKSTART = [sys.executable, "-u", str(ROOT / "recipes" / "quickstart.py")]
 SMALL = ["eval_problems=8", "prompts_per_step=4", "group_size=2"]
 
 # What the machine decides; prefix_hit_rate: the prefix of a trajectory that goes on is computed again.
-NOT_COMPARED = ("time/", "nodes/", "stage/", "kv_peak/", "kv/", "host/", "replicas/", "tools/latency", "tools/overlap")
-NOT_COMPARED += ("prefix_hit_rate", "peak_bytes", "trajectories_resumed")
+NOT_COMPARED = (
+    *("time/", "nodes/", "stage/", "kv_peak/", "kv/", "host/", "gpu/", "replicas/"),
+    *("tools/latency", "tools/queue", "tools/run_", "tools/overlap"),
+    *("prefix_hit_rate", "peak_bytes", "trajectories_resumed"),
+)
 
 
 def command(runs: Path, *fields: str) -> list[str]:

@@ -142,7 +142,8 @@ async def test_the_metrics_of_a_row(tmp_path: Path) -> None:
         assert values(families, "rocstar_step_idle_seconds")[("long_tail",)] == 0.25
         assert values(families, "rocstar_step_tools_wait_seconds") == {("python",): 0.5}
         assert values(families, "rocstar_step_stage_busy_seconds") == {("judge",): 1.5}
-        assert values(families, "rocstar_step_host_blocked_at") == {("mine.py:7 dozes",): 0.3}
+        blocked_at = {("mine.py:7 dozes",): 0.3, ("mine.py:12 clean",): 0.25}
+        assert values(families, "rocstar_step_host_blocked_at") == blocked_at
         assert values(families, "rocstar_step_reward_by_source") == {("gsm8k",): 0.5}
         assert values(families, "rocstar_step_learner") == {("mine",): 3.0}
         assert values(families, "rocstar_step_own") == {(OWN,): 4.0}
