@@ -83,7 +83,10 @@ def _slow_replicas(steps: StepWindow) -> Iterator[Finding]:
 
 def _other_processes(steps: StepWindow) -> Iterator[Finding]:
     if steps.others >= NOTABLE:
-        text = f"other processes {steps.verb('use')} {percent(steps.others)} of this machine's cores. Fix: run it alone"
+        text = (
+            f"other processes {steps.verb('use')} {percent(steps.others)} of this machine's cores"
+            f"{steps.looked(metric.HOST_OTHERS_CPU_SHARE)}. Fix: run it alone"
+        )
         yield Finding(text=text, figures={metric.HOST_OTHERS_CPU_SHARE: steps.others})
 
 
@@ -160,7 +163,8 @@ def advice(steps: StepWindow, lost: Mapping[Limit, float], limit: Limit) -> Iter
 def _solved(steps: StepWindow) -> Iterator[Finding]:
     flat, solved = steps.flat_groups
     if flat > FLAT and solved >= flat / 2:
-        text = f"{percent(solved)} of the groups are solved and teach no more. Harder prompts go on from here"
+        text = f"{percent(solved)} of the groups are solved (what is kept of them is right) and teach no more. "
+        text += "Harder prompts go on from here"
         if steps.has("refills"):
             text += ", or others in the place of solved ones"
         yield _alarm(steps, text, {metric.GROUPS_FLAT: flat, metric.GROUPS_SOLVED: solved}, "refills")
@@ -191,7 +195,10 @@ def _faster_tools(steps: StepWindow) -> Advice:
 
 
 def _another_device(steps: StepWindow) -> Advice:
-    yield "a replica on another device would be as fast as the others", "devices"
+    if steps.value("devices"):
+        yield "a replica on another device would be as fast as the others", "devices"
+    else:
+        yield "fewer replicas share fewer cores", "replicas"
 
 
 def _run_alone(steps: StepWindow) -> Advice:

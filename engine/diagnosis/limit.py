@@ -164,7 +164,8 @@ def _slow_replica(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
 def _machine(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
     return (
         f"Other processes {steps.verb('limit')} this run: they {steps.verb('use')} "
-        f"{percent(lost[Limit.MACHINE])} of the machine's cores, and all of them {steps.verb('are')} busy."
+        f"{percent(lost[Limit.MACHINE])} of the machine's cores, and all of them {steps.verb('are')} busy"
+        f"{steps.looked(metric.HOST_OTHERS_CPU_SHARE)}."
     )
 
 
@@ -213,10 +214,10 @@ def _tool(steps: StepWindow, lost: Mapping[Limit, float]) -> str:
     waits = steps.tool_waits
     slowest = max(waits, key=lambda tool: waits[tool], default="")
     whose = f" of `{slowest}`" if slowest else ""
-    return (
-        f"Tools {steps.verb('limit')} this run: for {percent(lost[Limit.TOOL])} of a step the replicas "
-        f"{steps.verb('wait')} for calls{whose}."
-    )
+    what = f"{steps.verb('wait')} for calls{whose}"
+    if steps.idle("tool_wait") < lost[Limit.TOOL] / 2:
+        what = f"{steps.verb('have')} little to sample, since trajectories {what}"
+    return f"Tools {steps.verb('limit')} this run: for {percent(lost[Limit.TOOL])} of a step the replicas {what}."
 
 
 def _kv(steps: StepWindow, lost: Mapping[Limit, float]) -> str:

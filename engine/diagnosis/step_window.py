@@ -15,6 +15,7 @@ from engine import metric_names as metric
 
 ROOM = 0.8  # above this share of busy cores, learner and replicas gain nothing from running at once
 SLOW = 1.5  # a replica that needs so many times as long for a token as the others is slow
+STEADY = 1.2  # in three of four steps it needs so many times as long at least
 SATURATED = 0.9  # above this CPU share of the event loop's thread, or of all cores, everything waits for it
 
 _PAST = {
@@ -101,6 +102,11 @@ class StepWindow:
         """Returns whether a row has this metric."""
         return any(name in row for row in self.rows)
 
+    def looked(self, name: str) -> str:
+        """Returns in which of the steps a metric was measured, as text in brackets; empty if in all."""
+        known = sum(name in row for row in self.rows)
+        return "" if known == len(self.rows) else f" (measured in {known} of {len(self.rows)} steps)"
+
     def sum_of(self, name: str) -> float | None:
         """Returns the sum of a metric over the steps; None if no row has it."""
         return self.total(name) if self.knows(name) else None
@@ -151,9 +157,19 @@ class StepWindow:
         slow = []
         for replica, token_ms in needs.items():
             others = [theirs for other, theirs in needs.items() if other != replica]
-            if others and token_ms >= SLOW * median(others):
+            if others and token_ms >= SLOW * median(others) and self._is_slow_each_step(replica):
                 slow.append((replica, token_ms, median(others)))
         return sorted(slow, key=lambda entry: -entry[1])
+
+    def _is_slow_each_step(self, replica: str) -> bool:
+        """Returns whether a replica is slower than the others in most steps: what others use hits one, then another."""
+        own, slower, seen = metric.member(metric.REPLICAS_TOKEN_MS, replica), 0, 0
+        for row in self.rows:
+            others = [row[name] for name in row if metric.part_of(metric.REPLICAS_TOKEN_MS, name) and name != own]
+            if own in row and others:
+                seen += 1
+                slower += row[own] >= STEADY * median(others)
+        return slower >= 0.75 * seen
 
     @property
     def flat_groups(self) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,8 @@ def timeline_of(run: RunFiles, asked: Stretch) -> dict[str, Any]:
     zero, seconds = columns.start, columns.end - columns.start
     start = max(0.0, asked.start or 0.0)
     end = max(start + 1e-6, seconds if asked.end is None else min(seconds, asked.end))
-    replicas = _replicas(columns, zero + start, zero + end, asked.idlest)
+    apart = run.config.get("eval_replicas")  # then evaluations have replicas of their own
+    replicas = _replicas(columns, zero + start, zero + end, asked.idlest, [] if apart else _evaluations(columns))
     return {
         "first": asked.first,
         "last": asked.last,
@@ -82,7 +83,32 @@ def timeline_of(run: RunFiles, asked: Stretch) -> dict[str, Any]:
     }
 
 
-def _replicas(columns: TimelineColumns, start: float, end: float, idlest: bool) -> dict[str, Any]:
+def _evaluations(columns: TimelineColumns) -> list[tuple[float, float]]:
+    """Returns the evaluations as stretches of time."""
+    spans = [each for each in columns.spans if each.track == "evaluation"]
+    return sorted(
+        (start, end) for each in spans for start, end in zip(each.start_S.tolist(), each.end_S.tolist(), strict=True)
+    )
+
+
+def _cut(stretches: Sequence[Interval], evaluations: Sequence[tuple[float, float]]) -> list[Interval]:
+    """Returns the stretches in which what a replica did during an evaluation has "evaluation" as its cause."""
+    for start, end in evaluations:
+        pieces = []
+        for stretch in stretches:
+            parts = [
+                (stretch.cause, stretch.start, min(stretch.end, start)),
+                ("evaluation", max(stretch.start, start), min(stretch.end, end)),
+                (stretch.cause, max(stretch.start, end), stretch.end),
+            ]
+            pieces += [Interval(stretch.replica, *part) for part in parts if part[1] < part[2]]
+        stretches = pieces
+    return list(stretches)
+
+
+def _replicas(
+    columns: TimelineColumns, start: float, end: float, idlest: bool, evaluations: Sequence[tuple[float, float]]
+) -> dict[str, Any]:
     """Returns the idle stretches of each replica of each node, and its engine steps as columns."""
     stretches: dict[tuple[str, int], list[Interval]] = defaultdict(list)
     steps: dict[tuple[str, int], list[Any]] = defaultdict(list)
@@ -92,7 +118,8 @@ def _replicas(columns: TimelineColumns, start: float, end: float, idlest: bool) 
         steps[node, engine.replica].append(engine)
     keys = sorted({*stretches, *steps})
     count = max(1, len(keys))
-    idle = {key: idle_of(stretches[key], start, end, max(PIXELS // 8, WHOLE // count)) for key in keys}
+    pieces = max(PIXELS // 8, WHOLE // count)
+    idle = {key: idle_of(_cut(stretches[key], evaluations), start, end, pieces) for key in keys}
     if idlest:
         keys = sorted(sorted(keys, key=lambda key: _busy_s(idle[key]))[:IDLEST])
     most = max(PIXELS // 8, min(PIXELS, POINTS // max(1, len(keys))))
@@ -163,12 +190,9 @@ def _longest(spans: SpanColumns, shown_S: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _lag(columns: TimelineColumns, zero: float, start: float, end: float) -> dict[str, Any]:
-    """Returns how late the event loop was: the latest of each pixel as "lag", and figures of all as "late"."""
+    """Returns how late the event loop was where it was looked at: the latest look of each pixel."""
     at_N: Doubles = np.asarray([lag.at for lag in columns.lags]) - zero
     lag_N: Doubles = np.asarray([lag.lag_s for lag in columns.lags])
-    shown_N = lag_N[(at_N >= start) & (at_N <= end)]
-    if not len(shown_N):
-        return {"lag": [], "late": None}
-    median, p99, most = np.quantile(shown_N, (0.5, 0.99, 1.0)).tolist()
-    lag = [[round(at + start, 5), late] for at, late in largest_of(at_N, lag_N, start, end)]
-    return {"lag": lag, "late": {"median_s": median, "p99_s": p99, "most_s": most, "samples": len(shown_N)}}
+    if not ((at_N >= start) & (at_N <= end)).any():
+        return {"lag": []}
+    return {"lag": [[round(at + start, 5), late] for at, late in largest_of(at_N, lag_N, start, end)]}

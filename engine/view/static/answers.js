@@ -335,7 +335,6 @@
  *   replica_count: number,
  *   tracks: Track[],
  *   lag: [at_s: number, lag_s: number][],
- *   late: { median_s: number, p99_s: number, most_s: number, samples: number } | null,
  *   steps: [step: number, from_s: number, to_s: number][],
  * }} Timeline
  */

@@ -101,11 +101,11 @@ function findings(id, title, items, { lost }) {
   /** @param {[name: string, value: number]} entry a cause with its share, or a metric */
   const figure = ([name, value]) =>
     name in lost
-      ? `${limitText(name)} ${percent(value, 1)} of the steps`
+      ? `${limitText(name)} ${percent(value, 1)} of the ${name === "evaluation" ? "time" : "steps"}`
       : `${name} ${number(value)}`;
   /** @param {Finding} item @returns {Child[]} */
   const change = ({ option, value }) => {
-    const known = value !== null && value !== undefined;
+    const known = String(value ?? "") !== "";
     return ["change ", h("code", {}, option), known ? ` (now ${number(value)})` : ""];
   };
   return namedCard(

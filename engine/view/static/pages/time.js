@@ -265,7 +265,7 @@ async function timeline({ run, runs, query, set, go }, steps) {
       thin,
     ),
     card("Replica-seconds in view", losses),
-    loopLag(answer.late),
+    loopLag(await metrics(run), step, last),
   ];
 }
 
@@ -420,24 +420,31 @@ function lossTable({ replicas }, from, to) {
   );
 }
 
-/** @param {Timeline["late"]} late */
-function loopLag(late) {
-  if (!late)
-    return card(
-      "Event loop",
-      empty(
-        "No lag was recorded",
-        "The lag of the node's event loop is recorded with the timeline.",
-      ),
-    );
+/**
+ * Says how long the event loop stood still in these steps.
+ * @param {Metrics} rows
+ * @param {number} first
+ * @param {number} last
+ */
+function loopLag(rows, first, last) {
+  /** @param {string} name */
+  const values = (name) => {
+    const { x, y } = column(rows, name);
+    return y.filter((_, at) => x[at] >= first && x[at] <= last);
+  };
+  const longest = values("host/loop_lag_max_ms");
+  if (!longest.length) return null;
+  const blocked_s = sum(values("host/loop_blocked_s"));
+  const most_ms = longest.reduce((most, value) => Math.max(most, value));
   return card(
     "Event loop of the node",
     h(
       "p",
       {},
-      `Timers were late by ${seconds(late.median_s)} at the median, ` +
-        `${seconds(late.p99_s)} at the 99th percentile, ` +
-        `and ${seconds(late.most_s)} at most (${whole(late.samples)} samples).`,
+      most_ms
+        ? `It was blocked for ${seconds(blocked_s)} in stalls of over 20 ms, ` +
+            `the longest of ${seconds(most_ms / 1000)}.`
+        : "It was never blocked for over 20 ms.",
     ),
   );
 }

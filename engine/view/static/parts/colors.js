@@ -16,6 +16,7 @@ export const faded = (name, share = 60) =>
 /** What a replica does or waits for, in the order in which columns are stacked. */
 export const CAUSES = [
   "busy",
+  "evaluation",
   "tool_wait",
   "long_tail",
   "kv_blocked",
@@ -30,6 +31,7 @@ export const CAUSES = [
 /** @type {Record<string, string>} */
 const TEXTS = {
   busy: "sampling",
+  evaluation: "evaluates",
   tool_wait: "waits for tools",
   long_tail: "waits for the last rollouts",
   kv_blocked: "waits for KV blocks",
@@ -72,21 +74,24 @@ const LIMITS = {
 /** @param {string} limit */
 export const limitColor = (limit) => causeColor(LIMITS[limit] ?? "other");
 
-/** What the time of a step goes to under each limit, in the words of causes where they exist. */
+/**
+ * What the time of a step goes to under each limit. A limit may hold while replicas sample, so
+ * these are other words than those for what an idle replica waits for.
+ */
 const LIMIT_TEXTS = {
   "dead replica": "a dead replica",
+  "slow replica": "a slow replica",
   machine: "other processes",
-  "slow replica": "lost to a slow replica",
-  stage: "waits for a stage of yours",
-  host: "waits for the node",
-  checkpoint: "waits for a checkpoint",
+  stage: "a stage of yours",
+  host: "the event loop, the node",
+  checkpoint: "checkpoints",
   evaluation: "evaluations",
-  tool: "waits for tools",
-  kv: "waits for KV blocks",
-  tail: "waits for the last rollouts",
-  reward: "waits for grading",
-  learner: "waits for the learner",
-  sync: "loads weights",
+  tool: "tools",
+  kv: "KV blocks",
+  tail: "the last rollouts",
+  reward: "grading",
+  learner: "the learner",
+  sync: "weight transfer",
   staleness: "more staleness would save",
   none: "sampling at full width",
 };

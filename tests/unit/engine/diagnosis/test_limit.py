@@ -294,6 +294,27 @@ def test_a_run_that_got_slower_is_not_healthy_until_it_is_faster_again():
     assert diagnose([*rows, *slow, *(a_row(step) for step in range(45, 60))], CONFIG).healthy
 
 
+def test_replicas_that_are_slow_by_turns_are_not_slow():
+    pairs = [(285.0, 45.0), (56.0, 188.0), (79.0, 53.0), (271.0, 52.0), (98.0, 14.0), (20.0, 79.0)]
+    rows = [
+        a_row(step) | {"replicas/token_ms/0": one, "replicas/token_ms/1": two} for step, (one, two) in enumerate(pairs)
+    ]
+    assert not diagnose(rows, CONFIG).alarms
+
+
+def test_what_was_not_measured_in_each_step_is_said():
+    rows = [a_row(1, host__others_cpu_share=0.7), a_row(2), a_row(3)]
+    found = diagnose(rows, CONFIG)
+    assert found.sentence.endswith("all of them are busy (measured in 1 of 3 steps).")
+    assert "(measured in 1 of 3 steps)" in found.alarms[0].text
+
+
+def test_tools_that_leave_replicas_little_to_sample_are_told_apart_from_idle_replicas():
+    little = diagnose([CASES["tools, a request here and there"][0]], CONFIG)
+    assert "the replicas have little to sample, since trajectories wait for calls" in little.sentence
+    assert "the replicas wait for calls" in diagnose([CASES["tools, replicas idle"][0]], CONFIG).sentence
+
+
 def test_a_run_that_samples_half_of_the_time_is_not_called_healthy():
     found = diagnose([a_row(rollout_s=5.5, learn_s=4.5)], CONFIG)
     assert found.limit == Limit.NONE

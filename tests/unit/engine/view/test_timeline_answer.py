@@ -84,6 +84,21 @@ def test_the_replicas_that_sample_least_are_picked_in_the_part_that_is_shown(run
     assert {0, 1} <= {replica["replica"] for replica in early["replicas"]}
 
 
+@pytest.mark.parametrize(("apart", "busy_s"), [(0, 2.0), (2, 9.0)])
+def test_what_replicas_do_for_an_evaluation_is_not_the_steps_sampling(tmp_path, apart, busy_s):
+    """Unless evaluations have replicas of their own."""
+    idle = [Interval(0, "busy", START + 1, START + 10), Interval(0, "host", START + 10, START + 11)]
+    spans = (SpanEvent("evaluation", 0, "step 0", START, START + 8, {}),)
+    write_viewed_run(tmp_path / "run", recorded=1, eval_replicas=apart)
+    path = files.timeline_path(files.folder_of(tmp_path / "run"), 1)
+    path.unlink()
+    files.append_to(path, Segment(step=1, node="", start=START, end=START + 11, spans=spans, idle=tuple(idle)))
+    [replica] = timeline_of(RunFiles(tmp_path / "run"), Stretch(first=1, last=1))["replicas"]
+    seconds = {cause: end - begin for cause, begin, end in replica["idle"]}
+    assert seconds["busy"] == pytest.approx(busy_s)
+    assert seconds.get("evaluation", 0.0) == pytest.approx(9.0 - busy_s)
+
+
 def test_a_part_that_is_none_is_refused(run):
     for start, end in ((5.0, 5.0), (9.0, 2.0), (float("nan"), 2.0)):
         with pytest.raises(ValueError, match="from must be before to"):
