@@ -115,6 +115,7 @@ function stages(rows) {
   /** @param {string} metric */
   const total = (metric) => sum(column(rows, metric).y.slice(-RECENT));
   const step_s = total("time/step_s");
+  const newest = column(rows, "time/step_s").x.slice(-RECENT);
   const found = names.map((name) => {
     const [busy, waits_in, waits_out] = ["busy_s", "blocked_in_s", "blocked_out_s"].map((part) =>
       total(`stage/${name}/${part}`),
@@ -144,7 +145,8 @@ function stages(rows) {
       found,
     ),
     note(
-      `Shares of its workers' time in the newest ${RECENT} steps; the queue is the last one's. ` +
+      `Shares of its workers' time in the newest ${newest.length} steps; ` +
+        "the queue is the last one's. " +
         "A stage that waits for neither works, also while it awaits something of its own.",
     ),
   );
