@@ -5,6 +5,7 @@ What is asked of a page is its structure: which headings, canvases and rows are 
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from engine.view.programs import SELECTIONS
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
 from engine.view.server import serve
-from tests.support import browser
+from tests.support import browser, recorded_run
 from tests.support.browser import chromium
 from tests.support.paths import ROCSTAR
 from tests.support.viewed_runs import metrics, run_under_way, write_viewed_run
@@ -355,6 +356,27 @@ async def test_groups_are_found_while_a_prompt_is_typed(tmp_path):
         assert await page.evaluate("document.activeElement.value") == "train-3-1"
         assert "prompt=train-3-1" in await page.evaluate("location.hash")
         assert page.complaints == []
+
+
+async def test_a_group_that_is_flat_by_its_selector_alone_says_so(tmp_path, monkeypatch):
+    made = recorded_run._trajectory
+
+    def with_a_lone_success(step, sample, *, flat):
+        trajectory = made(step, sample, flat=flat)
+        return replace(trajectory, reward=1.0) if flat and sample == 3 and step == 3 else trajectory
+
+    monkeypatch.setattr(recorded_run, "_trajectory", with_a_lone_success)
+    write_viewed_run(tmp_path / "run")
+    tip = """(() => {
+        document.querySelector('#groups .badge.warn').dispatchEvent(new MouseEvent('mousemove'));
+        return document.querySelector('.tip:not([hidden])')?.textContent ?? '';
+    })()"""
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/groups?run=0&step=2")
+        await page.until("document.querySelector('#groups .badge.warn')")
+        assert await page.evaluate(tip) == ""
+        await opened(page, "groups", step=3)
+        assert (await page.evaluate(tip)).startswith("flat among those that the selector kept")
 
 
 async def test_runs_are_compared_at_a_step_that_both_evaluated(tmp_path):
