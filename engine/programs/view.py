@@ -115,7 +115,7 @@ def _nothing_in(folders: Sequence[Path]) -> str:
             whys.append(f"{folder} is not there yet")
         else:
             whys.append(f"{folder} is not there, nor is {folder.parent}")
-    return ", ".join(whys)
+    return "; ".join(whys)
 
 
 def _user() -> str:
