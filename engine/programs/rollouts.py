@@ -34,7 +34,9 @@ from engine.telemetry.failures import plain
 from engine.telemetry.in_flight import Snapshot
 from engine.types import ToolUse
 from sandbox.printable import printable
+from sandbox.require import require, whole
 
+PROMPTS = 4  # that are named where the wanted one is not there
 SHOWN = 20  # trajectories, unless another number is asked for
 
 
@@ -51,6 +53,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.in_flight and (self.jsonl or self.step is not None):
             raise ValueError("in_flight must be given without step and jsonl, got both")
+        if self.first is not None:
+            require("first", self.first, whole(0))
 
 
 def rollouts(options: Options) -> Iterator[Rollout]:
@@ -63,6 +67,35 @@ def rollouts(options: Options) -> Iterator[Rollout]:
         wanted = {"all": True, "right": right, "wrong": not right, "kept": rollout.kept}[options.only]
         if wanted and options.prompt in ("", rollout.trajectory.prompt.id):
             yield rollout
+
+
+def none_shown(options: Options) -> str:
+    """Says why no trajectory of a step is shown, and what the step has. Raises BadInput without a record of it."""
+    if options.first == 0:
+        return "first=0 shows no trajectory. Fix: first=1"
+    run = RecordedRun(options.run)
+    step = run.find(options.step)
+    drops = {each.group.prompt.id: each.group.drop for each in run.outlines(step)}
+    prompts = list(drops)
+    if options.prompt and options.prompt not in prompts:
+        known = ", ".join(prompts[:PROMPTS]) + (", ..." if len(prompts) > PROMPTS else "")
+        return f"step {step} has no prompt {options.prompt}. Fix: one of {known}"
+    if options.only == "all":
+        return f"the record of step {step} is damaged: no trajectory can be read. Fix: another step"
+    asked = f"only={options.only}" + (f" and prompt={options.prompt}" if options.prompt else "")
+    drop = drops.get(options.prompt)
+    why = f", whose group was dropped ({drop})" if drop else ""
+    return f"step {step} has no trajectory with {asked}{why}. Fix: only=all, or another step"
+
+
+def _or_a_word(options: Options, first: int | None) -> Iterator[Rollout]:
+    """Yields at most `first` of those that are asked for; says why there is none."""
+    is_empty = True
+    for rollout in islice(rollouts(options), first):
+        is_empty = False
+        yield rollout
+    if is_empty:
+        print(printable(none_shown(options)), file=sys.stderr)
 
 
 def panel(rollout: Rollout) -> Panel:
@@ -148,7 +181,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, program="rocstar rollouts", description=__doc__)
     try:
         if options.jsonl:
-            for rollout in islice(rollouts(options), options.first):
+            for rollout in _or_a_word(options, options.first):
                 sys.stdout.buffer.write(as_json(rollout) + b"\n")
             return 0
         console = Console()
@@ -156,9 +189,10 @@ def main(argv: Sequence[str]) -> int:
             check_files(options.run)
             if (snapshot := read(options.run)) is None:
                 raise BadInput(f"{options.run} has not written which rollouts are under way. Fix: a run that trains")
-            console.print(under_way(snapshot, options.first or SHOWN, now=time.time()))
+            first = SHOWN if options.first is None else options.first
+            console.print(under_way(snapshot, first, now=time.time()))
             return 0
-        for rollout in islice(rollouts(options), SHOWN if options.first is None else options.first):
+        for rollout in _or_a_word(options, SHOWN if options.first is None else options.first):
             console.print(panel(rollout))
     except ValueError as error:
         print(printable(f"error: {error}"), file=sys.stderr)

@@ -47,7 +47,8 @@ def _write(folder: Path, steps: str | None, output: Path | None) -> Path:
     recorded = run.timeline_steps
     if not recorded:
         raise BadInput(f"{folder} has no recorded timeline. Fix: the folder of a run that was recorded (record.max_mb)")
-    first, last = (recorded[0], recorded[-1]) if steps is None else _range(steps, recorded)
+    trained = max((row.step for row in run.rows()), default=recorded[-1])
+    first, last = (recorded[0], recorded[-1]) if steps is None else _range(steps, recorded, trained)
     path = output or folder / f"timeline-{first}-{last}.json"
     if not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise BadInput(f"output={path} is no place for a file. Fix: name a file in a folder that is there")
@@ -55,14 +56,27 @@ def _write(folder: Path, steps: str | None, output: Path | None) -> Path:
     return path
 
 
-def _range(steps: str, recorded: Sequence[int]) -> tuple[int, int]:
-    """Returns the first and the last step that are asked for. Raises BadInput unless one of them is recorded."""
+def _range(steps: str, recorded: Sequence[int], trained: int) -> tuple[int, int]:
+    """Returns the first and the last step that are asked for and have a timeline; says so if others are asked for too.
+
+    trained: the newest step; the timeline may go on after it, with the last evaluation. Raises BadInput unless one of
+    the steps is recorded.
+    """
     parts = steps.split("-")
     if not all(part.isdecimal() for part in parts) or len(parts) > 2:
         raise BadInput(f"steps must be a step or FIRST-LAST, got {steps!r}. Fix: steps={recorded[-1]}")
     first, last = int(parts[0]), int(parts[-1])
-    if not any(first <= step <= last for step in recorded):
+    asked = [step for step in recorded if first <= step <= last]
+    end = min(trained, recorded[-1])
+    after = f"; {recorded[-1]} is what came after the last step" if recorded[-1] > end else ""
+    if not asked:
         raise BadInput(
-            f"steps={steps}: the run has no timeline of them. Fix: steps between {recorded[0]} and {recorded[-1]}"
+            f"steps={steps}: the run has no timeline of them. Fix: steps between {recorded[0]} and {end}{after}"
         )
-    return first, last
+    if (asked[0], asked[-1]) != (first, last):
+        print(
+            f"steps={steps}: only {asked[0]} to {asked[-1]} have a timeline, and only these are written"
+            + (after if asked[-1] > end else ""),
+            file=sys.stderr,
+        )
+    return asked[0], asked[-1]

@@ -71,12 +71,12 @@ async def _show(options: Options) -> None:
 async def opened(paths: Sequence[Path], *, follow: bool) -> Questions:
     """Returns the questions about these runs, and about those below the folders among them. Waits until there is a run.
 
-    Raises NotARun.
+    Raises NotARun for a damaged run among `paths`; one below a folder is left out.
     """
     folders = [path for path in paths if _may_hold_runs(path)]
     runs = [RunFiles(path) for path in paths if path not in folders]
     if not runs:
-        runs = [RunFiles(await _newest(folders))]
+        runs = [await _newest(folders)]
         folders = [path for path in folders if not is_run(path)]  # one that was waited for is the run itself
     return Questions(runs, follow=follow, below=folders)
 
@@ -86,15 +86,36 @@ def _may_hold_runs(path: Path) -> bool:
     return not path.exists() or (path.is_dir() and not is_run(path) and not (path / "config.json").exists())
 
 
-async def _newest(folders: Sequence[Path]) -> Path:
-    """Returns the newest run in these folders, once there is one."""
-    says = True
-    while not (found := runs_below(folders)):
-        if says:
-            says, names = False, ", ".join(map(str, folders))
-            print(printable(f"no run in {names} yet: waiting for one. Ctrl-C ends it."), flush=True)
+async def _newest(folders: Sequence[Path]) -> RunFiles:
+    """Returns the newest run in these folders that can be read, once there is one."""
+    said: set[str] = set()
+
+    def say(line: str) -> None:
+        if line not in said:
+            print(printable(line), flush=True)
+        said.add(line)
+
+    while True:
+        for path in runs_below(folders):
+            try:
+                return RunFiles(path)
+            except (ValueError, OSError) as error:
+                say(f"left out: {' '.join(str(error).split())}")
+        say(f"{_nothing_in(folders)}: waiting for one. Ctrl-C ends it.")
         await asyncio.sleep(LOOK_S)
-    return found[0]
+
+
+def _nothing_in(folders: Sequence[Path]) -> str:
+    """Says that there is no run in these folders, and what is there instead."""
+    whys = []
+    for folder in folders:
+        if folder.is_dir():
+            whys.append(f"no run that can be read in {folder} (a folder with config.json and metrics.jsonl)")
+        elif folder.absolute().parent.is_dir():
+            whys.append(f"{folder} is not there yet")
+        else:
+            whys.append(f"{folder} is not there, nor is {folder.parent}")
+    return "; ".join(whys)
 
 
 def _user() -> str:

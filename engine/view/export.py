@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -29,6 +30,8 @@ def export(questions: Questions, path: Path, progress: Callable[[int, int], None
     progress: is called after each part with the number of those that are done, and of all. Nothing is left of a file
     whose writing was interrupted.
     """
+    if not os.access(path.parent, os.W_OK | os.X_OK) or path.is_dir():  # said before the answers are computed
+        raise CannotWrite(f"export={path} is no place for a file. Fix: name a file in a folder that can be written")
     answers: dict[str, Any] = {}
     parts = list(_parts(questions))
     for done, part in enumerate(parts, start=1):

@@ -71,9 +71,11 @@ class Questions:
     @property
     def title(self) -> str:
         """What the page shows, in a few words."""
-        if self._below:
-            return f"the runs in {', '.join(str(root) for root in self._below)}"
-        return ", ".join(run.name for run in self.runs)
+        roots = self._below
+        named = [run.name for run in self.runs if not any(run.path.is_relative_to(root) for root in roots)]
+        lists = ", ".join(str(root) for root in roots if root.exists())
+        awaited = [f"{root} once it is there" for root in roots if not root.exists()]
+        return ", ".join([*named, *([f"the runs in {lists}"] if lists else []), *awaited])
 
     def answer(self, name: str, query: Query) -> Any:
         """Answers the question of this name. Raises NotThere for what the run does not have, and ValueError for a wrong

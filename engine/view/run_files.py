@@ -51,7 +51,7 @@ class RunFiles:
             fix = f"name a folder below it: {', '.join(inside)}" if inside else "name the folder of a run"
             raise NotARun(f"{path} is no run: it has neither metrics.jsonl nor config.json. Fix: {fix}")
         check_files(path)
-        self.config: dict[str, Any] = self._json("config.json") or {}
+        self.config: dict[str, Any] = read_json(path / "config.json") or {}
         self.refresh()
 
     @property
@@ -61,7 +61,16 @@ class RunFiles:
     @property
     def summary(self) -> dict[str, Any] | None:
         with suppress(NotARun):
-            return self._json("summary.json")
+            return read_json(self.path / "summary.json")
+        return None
+
+    @property
+    def summary_fault(self) -> str | None:
+        """Says why there is a summary that cannot be read; None if it can, or if there is none."""
+        try:
+            read_json(self.path / "summary.json")
+        except NotARun as error:
+            return str(error)
         return None
 
     @property
@@ -83,8 +92,8 @@ class RunFiles:
     @property
     def problems(self) -> list[str]:
         """One line for each thing that is damaged or cannot be read."""
-        fault = self.recorded.fault
-        return self._damaged if fault is None else [fault, *self._damaged]
+        faults = (self.recorded.fault, self.summary_fault)
+        return [*(fault for fault in faults if fault is not None), *self._damaged]
 
     def refresh(self) -> None:
         """Reads the rows that were written since the last call, or all of them if a resumed run rewrote the file."""
@@ -116,14 +125,16 @@ class RunFiles:
             else:
                 self.rows.append(row)
 
-    def _json(self, name: str) -> dict[str, Any] | None:
-        path = self.path / name
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise NotARun(f"{path} cannot be read: {error}. Fix: name a run whose {name} is whole") from error
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns what a file of a run holds; None if it is not there. Raises NotARun if it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise NotARun(f"{path} cannot be read: {cause}. Fix: name a run whose {path.name} is whole") from error
 
 
 def name_of_run(path: Path) -> str:

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine import metric_names as metric
 from engine.run.run_folder import checked_row
-from engine.view.run_files import age_of, name_of_run, state_of
+from engine.view.run_files import NotARun, age_of, name_of_run, read_json, state_of
 
 DEPTH = 4
 FOLDERS = 20_000
@@ -73,7 +71,10 @@ def _written_at(path: Path) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
-    """What was read of a run's metrics. size, inode: of the file then. accuracy: the newest of an evaluation."""
+    """What was read of a run's metrics. size, inode: of the file then. accuracy: the newest of an evaluation.
+
+    fault: why its configuration cannot be read; "" if it can.
+    """
 
     size: int
     inode: int
@@ -81,6 +82,7 @@ class _Look:
     accuracy: float | None
     steps: int | None
     recipe: str
+    fault: str
 
 
 class RunList:
@@ -91,7 +93,10 @@ class RunList:
         self._looks: dict[Path, _Look] = {}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns a row for each run, the one that wrote last first. accuracy: None if none was measured lately."""
+        """Returns a row for each run, the one that wrote last first. accuracy: None if none was measured lately.
+
+        fault: why a run cannot be opened; "" if it can.
+        """
         return [self._row(path) for path in runs_below(self.roots)]
 
     def _row(self, path: Path) -> dict[str, Any]:
@@ -105,6 +110,7 @@ class RunList:
             "steps": look.steps,
             "accuracy": look.accuracy,
             "recipe": look.recipe,
+            "fault": look.fault,
         }
 
 
@@ -113,18 +119,18 @@ def _look(path: Path, before: _Look | None) -> _Look:
     try:
         with (path / "metrics.jsonl").open("rb") as file:
             status = os.fstat(file.fileno())
-            if before is not None and (before.size, before.inode) == (status.st_size, status.st_ino):
+            if before and not before.fault and (before.size, before.inode) == (status.st_size, status.st_ino):
                 return before
             same = before is not None and before.inode == status.st_ino and before.size <= status.st_size
             begin = max(before.size if before is not None and same else 0, status.st_size - TAIL_BYTES)
             file.seek(begin)
             lines = file.read(TAIL_BYTES).split(b"\n")
     except OSError:
-        return before or _Look(size=-1, inode=-1, step=0, accuracy=None, steps=None, recipe="")
+        return before or _Look(size=-1, inode=-1, step=0, accuracy=None, steps=None, recipe="", fault="")
     rows = [row for line in lines if line and (row := checked_row(line)) is not None]  # the first line may be torn
     step = max((int(row["step"]) for row in rows), default=before.step if same and before else 0)
     accuracies = [row[metric.EVAL_ACCURACY] for row in rows if metric.EVAL_ACCURACY in row]
-    config = _config(path)
+    config, fault = _config(path)
     return _Look(
         size=begin + sum(map(len, lines)) + len(lines) - 1 - len(lines[-1]),  # a last line without its end comes again
         inode=status.st_ino,
@@ -132,14 +138,16 @@ def _look(path: Path, before: _Look | None) -> _Look:
         accuracy=accuracies[-1] if accuracies else before.accuracy if same and before else None,
         steps=config.get("steps") if isinstance(config.get("steps"), int) else None,
         recipe=_recipe(config),
+        fault=fault,
     )
 
 
-def _config(path: Path) -> dict[str, Any]:
-    with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-        if (path / "config.json").is_file():
-            return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
-    return {}
+def _config(path: Path) -> tuple[dict[str, Any], str]:
+    """Returns a run's configuration, and why it cannot be read; "" if it can."""
+    try:
+        return (read_json(path / "config.json") or {}) if (path / "config.json").is_file() else {}, ""
+    except NotARun as error:
+        return {}, str(error)
 
 
 def _recipe(config: dict[str, Any]) -> str:

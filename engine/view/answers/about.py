@@ -28,6 +28,7 @@ def about(run: RunFiles) -> dict[str, Any]:
         "argv": argv,
         "versions": run.config.get("versions") or (summary or {}).get("versions", {}),
         "summary": summary,
+        "summary_fault": run.summary_fault,
         "checkpoints": _checkpoints(run.path),
         "journal_steps": _journal_steps(run.path),
         "recording": _recording(run),

@@ -52,6 +52,7 @@
  *   accuracy: number | null,
  *   recipe: string,
  *   number: number | null,
+ *   fault: string,
  * }} FoundRun
  */
 
@@ -480,6 +481,7 @@
  *   argv: string[],
  *   versions: Record<string, string>,
  *   summary: Record<string, any> | null,
+ *   summary_fault: string | null,
  *   checkpoints: { step: number, bytes: number, written_at: number }[],
  *   journal_steps: number[],
  *   recording: Index | null,

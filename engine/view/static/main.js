@@ -72,6 +72,7 @@ const state = {
   /** @type {number[] | null} the runs that are shown beside each other; null: all */
   beside: null,
   page: PAGES[0],
+  asked: PAGES[0].name, // the page of the address, which may not be there
   /** @type {Record<string, string>} */
   query: {},
   drawing: 0, // number of the newest drawing: a page that is built late must not replace it
@@ -83,6 +84,7 @@ const state = {
 function readAddress() {
   const [page, query] = location.hash.replace(/^#\//, "").split("?");
   state.page = PAGES.find(({ name }) => name === page) ?? PAGES[0];
+  state.asked = page || state.page.name;
   state.query = Object.fromEntries(new URLSearchParams(query ?? ""));
   if (state.query.beside) state.beside = state.query.beside.split(",").map(Number);
 }
@@ -114,6 +116,18 @@ async function open(path) {
 function chosenRun() {
   const number = Number(state.query.run ?? 0);
   return number in state.runs ? number : 0;
+}
+
+/** Throws Problem if the address asks for a page or a run that is not there. */
+function checkAddress() {
+  if (state.asked !== state.page.name) {
+    const names = PAGES.map(({ name }) => name).join(", ");
+    throw new Problem(`There is no page ${state.asked}. The pages are: ${names}.`);
+  }
+  const { run } = state.query;
+  if (run === undefined || Number(run) in state.runs || state.page.name === "runs") return;
+  const runs = state.runs.map(({ name }, number) => `${number} (${name})`).join(", ");
+  throw new Problem(`There is no run ${run} on this page. These are open: ${runs}.`);
 }
 
 /** @param {string} id */
@@ -148,6 +162,10 @@ function drawHeader() {
   );
   const header = placeOf("header");
   keepingPlace(header, () => header.replaceChildren(...headerParts(run, runs, pages)));
+  if (header.dataset.page === state.page.name) return; // the reader may have scrolled the tabs
+  header.dataset.page = state.page.name;
+  const tab = header.querySelector("nav [aria-current]");
+  tab?.scrollIntoView({ inline: "nearest", block: "nearest" });
 }
 
 /**
@@ -174,7 +192,7 @@ function headerParts(run, runs, pages) {
       h("span", { class: "spacer" }),
       h("button", { id: "theme", onclick: toggleTheme }, "light / dark"),
     ),
-    h("nav", { class: "row", "aria-label": "pages" }, pages),
+    h("nav", { class: "row", id: "pages", "aria-label": "pages" }, pages),
   ];
 }
 
@@ -214,6 +232,7 @@ async function drawPage() {
   /** @type {Child} */
   let content;
   try {
+    checkAddress();
     content = await build({
       run,
       runs: state.runs,

@@ -28,6 +28,7 @@ import { otherSelections } from "view/parts/selections";
 
 const ROW = 24; // pixels
 const VIEW = 680;
+const TYPING_MS = 200; // after a letter, before the list is drawn anew
 const FIRST = 40; // rows whose trajectories are there when the page is drawn
 
 /**
@@ -56,6 +57,8 @@ export async function groups({ run, runs, query, set, go }) {
   const answer = await ask("groups", { run, step });
   const filter = query.filter in FILTERS ? query.filter : "all";
   const scale = query.scale === "seconds" ? "seconds" : "tokens";
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let typing;
   const chooser = card(
     null,
     toolbar(
@@ -72,7 +75,12 @@ export async function groups({ run, runs, query, set, go }) {
         "aria-label": "prompt",
         placeholder: "prompt",
         value: query.prompt ?? "",
-        onchange: (event) => set({ ...query, prompt: event.target.value }),
+        oninput: ({ target }) => {
+          query.prompt = target.value; // a redrawn page has it too
+          history.replaceState(null, "", `#/groups?${new URLSearchParams({ ...query })}`);
+          clearTimeout(typing);
+          typing = setTimeout(show, TYPING_MS);
+        },
       }),
       h("label", {}, "bars in"),
       choice(
@@ -85,19 +93,21 @@ export async function groups({ run, runs, query, set, go }) {
   /** @param {Group} group @param {number} index */
   const open = ({ number, samples }, index) =>
     go("trajectory", { step, group: number, sample: samples[index] });
-  const wanted = (query.prompt ?? "").toLowerCase();
-  /** @param {Group} group */
-  const isWanted = ({ prompt_id, question }) =>
-    `${prompt_id} ${question}`.toLowerCase().includes(wanted);
-  const shown = rowsOf(answer.groups.filter(isWanted), FILTERS[filter].fits);
   const members = membersOf(run, step);
-  await Promise.all(shown.slice(0, FIRST).map(({ group }) => members(group)));
-  return [
-    chooser,
-    overview(answer),
-    memberList(answer, shown, scale, members, open),
-    otherSelections(run, step),
-  ];
+  const list = h("div");
+  let newest = 0;
+  const show = async () => {
+    const showing = ++newest;
+    const wanted = (query.prompt ?? "").toLowerCase();
+    /** @param {Group} group */
+    const isWanted = ({ prompt_id, question }) =>
+      `${prompt_id} ${question}`.toLowerCase().includes(wanted);
+    const shown = rowsOf(answer.groups.filter(isWanted), FILTERS[filter].fits);
+    await Promise.all(shown.slice(0, FIRST).map(({ group }) => members(group)));
+    if (showing === newest) list.replaceChildren(memberList(answer, shown, scale, members, open));
+  };
+  await show();
+  return [chooser, overview(answer), list, otherSelections(run, step)];
 }
 
 /** @typedef {{ group: Group, index: number | null }} ListRow index: null for the group's own row */
@@ -305,6 +315,18 @@ function inSeconds({ started_at: startedAt, longest_s }) {
   };
 }
 
+/**
+ * Returns what became of a group; of a flat one with different rewards, why it is flat.
+ * @param {string | null} drop
+ * @param {number[]} rewards
+ */
+function fate(drop, rewards) {
+  if (!drop) return badge("trained", "good");
+  const differ = drop === "flat" && rewards.some((reward) => reward !== rewards[0]);
+  const text = "flat among those that the selector kept: it left the ones with another reward out";
+  return h("span", { class: "badge warn", ...(differ ? withTip(text) : {}) }, drop);
+}
+
 /** @param {Group} group */
 function groupRow({ number, prompt_id, question, rewards, samples, kept, drop, node }) {
   const graded = rewards.filter((reward) => reward !== null);
@@ -315,7 +337,7 @@ function groupRow({ number, prompt_id, question, rewards, samples, kept, drop, n
     h("span", { class: "muted", title: question }, question),
     h("span", { class: "number" }, `mean reward ${fixed(graded.length ? mean(graded) : null)}`),
     h("span", { class: "number" }, `${kept.length} of ${samples.length} trained`),
-    h("span", {}, drop ? badge(drop, "warn") : badge("trained", "good"), node ? badge(node) : null),
+    h("span", {}, fate(drop, graded), node ? badge(node) : null),
   );
 }
 

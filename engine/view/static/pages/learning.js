@@ -359,37 +359,60 @@ function meanOverSeeds(curves) {
 }
 
 /**
+ * @typedef {{
+ *   step: number | null,
+ *   accuracy: number | null,
+ *   low: number | null,
+ *   high: number | null,
+ *   n: number | null,
+ * }} Evaluation
+ */
+
+/** @type {Evaluation} */
+const NOT_EVALUATED = { step: null, accuracy: null, low: null, high: null, n: null };
+
+/**
+ * Returns the evaluations of a run, ascending.
+ * @param {Metrics} rows
+ * @returns {Evaluation[]}
+ */
+function evaluationsOf({ step, values }) {
+  return step.flatMap((at, row) => {
+    /** @param {string} name */
+    const value = (name) => values[`eval/${name}`]?.[row] ?? null;
+    const accuracy = value("accuracy");
+    if (accuracy === null) return [];
+    const interval = { low: value("accuracy_low"), high: value("accuracy_high") };
+    return [{ step: at, accuracy, ...interval, n: value("n") }];
+  });
+}
+
+/**
  * Returns the newest evaluation of each run, beside the chosen one.
  * @param {Metrics[]} rows by run
  * @param {Run[]} runs
  * @param {number} chosen
  */
 function comparison(rows, runs, chosen) {
-  const newest = rows.map(({ step, values }, run) => {
-    const at = step.findLastIndex((_, row) => (values["eval/accuracy"]?.[row] ?? null) !== null);
-    /** @param {string} name */
-    const value = (name) => values[`eval/${name}`]?.[at] ?? null;
-    return {
-      run,
-      step: step.at(at),
-      accuracy: value("accuracy"),
-      low: value("accuracy_low"),
-      high: value("accuracy_high"),
-      n: value("n"),
-    };
-  });
-  /** @typedef {(typeof newest)[number]} Evaluation */
-  const reference = newest[chosen];
+  const evaluations = rows.map(evaluationsOf);
+  const newest = evaluations.map((all, run) => ({ run, ...(all.at(-1) ?? NOT_EVALUATED) }));
   /** @param {Evaluation} row */
   const variance = ({ accuracy, n }) =>
     accuracy === null || n === null ? 0 : (accuracy * (1 - accuracy)) / n;
-  /** @param {Evaluation} row */
-  const difference = (row) => {
-    if (row === reference || row.accuracy === null || reference.accuracy === null) return "–";
-    const spread = 1.96 * Math.sqrt(variance(row) + variance(reference));
-    const points = signed(100 * (row.accuracy - reference.accuracy), 1);
-    return `${points} ± ${fixed(100 * spread, 1)} points`;
+  /** @param {{ run: number, step: number | null }} row */
+  const difference = ({ run, step }) => {
+    if (run === chosen || !evaluations[run].length || !evaluations[chosen].length) return "–";
+    const one = evaluations[run].findLast((own) => at(chosen, own.step));
+    const two = one && at(chosen, one.step);
+    if (!one || !two) return "no step in common";
+    const spread = 1.96 * Math.sqrt(variance(one) + variance(two));
+    const points = signed(100 * ((one.accuracy ?? 0) - (two.accuracy ?? 0)), 1);
+    const isNewest = one.step === step && one.step === newest[chosen].step;
+    const where = isNewest ? "" : `, both at step ${whole(one.step)}`;
+    return `${points} ± ${fixed(100 * spread, 1)} points${where}`;
   };
+  /** @param {number} run @param {number | null} step */
+  const at = (run, step) => evaluations[run].findLast((one) => one.step === step);
   return namedCard(
     "comparison",
     "Newest evaluation of each run",
@@ -408,7 +431,7 @@ function comparison(rows, runs, chosen) {
           {
             name: "step",
             number: true,
-            cell: ({ accuracy, step }) => whole(accuracy === null ? null : step),
+            cell: ({ step }) => whole(step),
           },
           { name: "accuracy", number: true, cell: ({ accuracy }) => percent(accuracy, 1) },
           {
@@ -424,7 +447,8 @@ function comparison(rows, runs, chosen) {
       ),
     ),
     note(
-      "The 95 % interval of a difference treats the evaluations as independent. " +
+      "A difference is that at the newest step that both runs evaluated. " +
+        "Its 95 % interval treats the evaluations as independent. " +
         "If both runs answered the same problems, it is too wide, never too narrow.",
     ),
   );

@@ -44,7 +44,9 @@ export async function run(context) {
 }
 
 /** @param {About} about */
-function summary({ summary, state }) {
+function summary({ summary, summary_fault, state }) {
+  if (summary_fault)
+    return namedCard("summary", "Summary", empty("The summary is damaged", summary_fault));
   if (!summary)
     return card(
       "Summary",
@@ -75,8 +77,8 @@ function summary({ summary, state }) {
     ],
     ["training", seconds(summary.rl_wall_s)],
     ["whole run", seconds(summary.total_wall_s)],
-    ["tool calls", whole(summary.tool_calls)],
-    ["tokens sampled", whole(summary.tokens_generated)],
+    ["tool calls, with evaluations", whole(summary.tool_calls)],
+    ["tokens sampled in rollouts", whole(summary.tokens_generated)],
     ["tokens trained", whole(summary.tokens_trained)],
     ["largest staleness", whole(summary.staleness_max)],
     ["replica deaths", whole(summary.replica_deaths)],

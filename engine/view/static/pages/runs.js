@@ -140,7 +140,13 @@ function columns({ chosen, choose, go }, opening) {
           name,
         ),
     },
-    { name: "state", cell: ({ state }) => badge(state, KINDS[state]) },
+    {
+      name: "state",
+      cell: ({ state, fault }) => [
+        badge(state, KINDS[state]),
+        fault ? h("span", { class: "fault" }, badge("cannot be opened", "bad"), ` ${fault}`) : null,
+      ],
+    },
     {
       name: "step",
       number: true,

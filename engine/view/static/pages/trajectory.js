@@ -1,7 +1,7 @@
 // The page Trajectory: the conversation with its tool calls, where each turn was generated, and
 // each token.
 
-import { ask, request } from "view/api";
+import { ask, Problem, request } from "view/api";
 import { actions } from "view/parts/action";
 import {
   badge,
@@ -17,7 +17,7 @@ import {
 } from "view/parts/dom";
 import { fixed, number, percent, seconds, signed, whole } from "view/parts/format";
 import { programOf } from "view/parts/program";
-import { chosenStep, freeBlocks, RECORDS, sampledTokens } from "view/parts/recorded";
+import { chosenStep, freeBlocks, listed, RECORDS, sampledTokens } from "view/parts/recorded";
 import { tokenView } from "view/parts/tokens";
 
 /** @import { Part, Placed, ToolUse, Trajectory, Turn } from "view/answers" */
@@ -43,7 +43,7 @@ export async function trajectory({ run, runs, query, set, go }) {
   const all = groups.groups.flatMap(({ number, samples }) =>
     samples.map((sample) => ({ group: number, sample })),
   );
-  const at = indexOf(all, query.group === undefined ? groups.first : query);
+  const at = indexOf(all, query.group === undefined ? { ...groups.first, ...query } : query);
   const { group, sample } = all[at];
   const answer = await ask("trajectory", { run, step, group, sample });
   const chosen = Math.min(Number(query.part ?? 0), answer.parts.length - 1);
@@ -95,14 +95,29 @@ export async function trajectory({ run, runs, query, set, go }) {
 }
 
 /**
+ * Returns the index of the wanted trajectory, the first of its group if no sample is named, and the
+ * first of all if nothing is. Throws Problem if it is not there.
  * @param {{ group: number, sample: number }[]} all
- * @param {{ group?: string | number, sample?: string | number } | null} wanted
+ * @param {{ group?: string | number, sample?: string | number }} wanted
  */
 function indexOf(all, wanted) {
-  const index = all.findIndex(
-    ({ group, sample }) => group === Number(wanted?.group) && sample === Number(wanted?.sample),
-  );
-  return Math.max(0, index);
+  if (wanted.group === undefined) return 0;
+  const members = all.filter(({ group }) => group === Number(wanted.group));
+  if (!members.length) {
+    const groups = listed([...new Set(all.map(({ group }) => group))]);
+    throw new Problem(`The step has no group ${wanted.group}. Its groups are: ${groups}.`);
+  }
+  const found =
+    wanted.sample === undefined
+      ? members[0]
+      : members.find(({ sample }) => sample === Number(wanted.sample));
+  if (!found) {
+    const samples = listed(members.map(({ sample }) => sample));
+    throw new Problem(
+      `Group ${wanted.group} has no sample ${wanted.sample}. Its samples are: ${samples}.`,
+    );
+  }
+  return all.indexOf(found);
 }
 
 /** @param {Trajectory} trajectory */

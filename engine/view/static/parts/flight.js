@@ -64,7 +64,14 @@ export async function flight(run, recorded = []) {
  */
 function content(answer, run, recorded) {
   if (!answer.written)
-    return [empty("No rollout is known", "A run writes them once its training begins.")];
+    return [
+      empty(
+        "No rollout is known",
+        answer.state === "running"
+          ? "The run writes them once its training begins."
+          : "The run has ended and wrote none: its training did not begin, or the file is gone.",
+      ),
+    ];
   const { state, age_s, counts, under_way, ended, now_at, elsewhere } = answer;
   const total = sum(Object.values(counts));
   const isLate = state === "running" && age_s > LATE_S;

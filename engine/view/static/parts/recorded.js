@@ -1,5 +1,6 @@
 // Describes a run's record for several pages: which steps it has, and the names of its replicas.
 
+import { Problem } from "view/api";
 import { sum, whole } from "view/parts/format";
 
 /** @import { Outline } from "view/answers" */
@@ -14,12 +15,20 @@ export const RECORDS = "Runs are recorded unless record.max_mb=0.";
 export const sampledTokens = (turns) => sum(turns.map(({ start, end }) => end - start));
 
 /**
- * Returns the step that the address asks for if it is there, else the last one.
+ * Returns the step that the address asks for; the last one if it asks for none. Throws Problem if
+ * the step is not there.
  * @param {number[]} steps at least one
  * @param {string | undefined} asked
  */
-export const chosenStep = (steps, asked) =>
-  steps.includes(Number(asked)) ? Number(asked) : steps[steps.length - 1];
+export function chosenStep(steps, asked) {
+  if (asked === undefined) return steps[steps.length - 1];
+  if (steps.includes(Number(asked))) return Number(asked);
+  throw new Problem(`Step ${asked} is not recorded. These steps are: ${listed(steps)}.`);
+}
+
+/** Returns "1, 2, 3, ..., 38, 39, 40" for many numbers. @param {number[]} numbers */
+export const listed = (numbers) =>
+  (numbers.length > 8 ? [...numbers.slice(0, 3), "...", ...numbers.slice(-3)] : numbers).join(", ");
 
 /** @param {{ node: string, replica: number }} replica */
 export const replicaName = ({ node, replica }) => `replica ${node ? `${node} ` : ""}${replica}`;

@@ -5,17 +5,19 @@ What is asked of a page is its structure: which headings, canvases and rows are 
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from bench.placement.policies import POLICIES
 from engine.programs.view import opened as opened_questions
+from engine.recording.in_flight import NAME
 from engine.view.export import export
 from engine.view.programs import SELECTIONS
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles
 from engine.view.server import serve
-from tests.support import browser
+from tests.support import browser, recorded_run
 from tests.support.browser import chromium
 from tests.support.paths import ROCSTAR
 from tests.support.viewed_runs import metrics, run_under_way, write_viewed_run
@@ -317,4 +319,90 @@ async def test_a_click_on_a_turn_of_the_timeline_opens_its_trajectory(tmp_path):
             await page.command("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
         await page.until("location.hash.startsWith('#/trajectory') && location.hash.includes('sample=1')")
         assert "step=2" in await page.evaluate("location.hash")
+        assert page.complaints == []
+
+
+WRONG = {
+    "#/trajectory?run=0&step=8": "Step 8 is not recorded. These steps are: 1, 2, 3.",
+    "#/trajectory?run=0&step=3&group=99&sample=0": "no group 99. Its groups are: 0, 1, 2, 3.",
+    "#/trajectory?run=0&step=3&group=1&sample=9": "Group 1 has no sample 9. Its samples are: 0, 1, 2, 3.",
+    "#/groups?run=9": "no run 9 on this page. These are open: 0 (run).",
+    "#/nowhere?run=0": "no page nowhere. The pages are: now, learning",
+}
+
+
+async def test_an_address_of_what_is_not_there_says_what_is(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/trajectory?run=0&step=3&group=2", width=390)
+        place = "document.querySelector('#page .toolbar .mono')?.textContent"
+        await page.until(f"({place})?.includes('train-3-2 #0')")  # the first sample of a group unless one is named
+        tab = "document.querySelector('nav [aria-current]').getBoundingClientRect()"
+        assert await page.evaluate(f"({tab}).left >= 0 && ({tab}).right <= innerWidth + 1")
+        for wrong, says in WRONG.items():
+            await page.evaluate(f"location.hash = {wrong!r}")
+            await page.until(f"document.querySelector('#page > .empty')?.textContent.includes({says!r})")
+        assert page.complaints == []
+
+
+async def test_groups_are_found_while_a_prompt_is_typed(tmp_path):
+    write_viewed_run(tmp_path / "run")
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/groups?run=0&step=3")
+        await page.until("document.querySelector('#groups')")
+        await page.evaluate("document.querySelector('#prompt').focus()")
+        await page.command("Input.insertText", text="train-3-1")
+        await page.until("document.querySelectorAll('#groups .item.head').length === 1")
+        assert await page.evaluate("document.activeElement.value") == "train-3-1"
+        assert "prompt=train-3-1" in await page.evaluate("location.hash")
+        assert page.complaints == []
+
+
+async def test_a_group_that_is_flat_by_its_selector_alone_says_so(tmp_path, monkeypatch):
+    made = recorded_run._trajectory
+
+    def with_a_lone_success(step, sample, *, flat):
+        trajectory = made(step, sample, flat=flat)
+        return replace(trajectory, reward=1.0) if flat and sample == 3 and step == 3 else trajectory
+
+    monkeypatch.setattr(recorded_run, "_trajectory", with_a_lone_success)
+    write_viewed_run(tmp_path / "run")
+    tip = """(() => {
+        document.querySelector('#groups .badge.warn').dispatchEvent(new MouseEvent('mousemove'));
+        return document.querySelector('.tip:not([hidden])')?.textContent ?? '';
+    })()"""
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/groups?run=0&step=2")
+        await page.until("document.querySelector('#groups .badge.warn')")
+        assert await page.evaluate(tip) == ""
+        await opened(page, "groups", step=3)
+        assert (await page.evaluate(tip)).startswith("flat among those that the selector kept")
+
+
+async def test_runs_are_compared_at_a_step_that_both_evaluated(tmp_path):
+    write_viewed_run(tmp_path / "one", steps=4, recorded=0)
+    write_viewed_run(tmp_path / "two", steps=3, recorded=0, seed=1)
+    write_viewed_run(tmp_path / "three", steps=1, recorded=0, seed=2)
+    async with viewed(*(tmp_path / name for name in ("one", "two", "three"))) as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/learning?run=0")
+        await page.until("document.querySelector('#comparison tbody')")
+        last = "[...document.querySelectorAll('#comparison tbody td:last-child')].map((one) => one.textContent)"
+        _, two, three = await page.evaluate(last)
+        assert two.startswith("0.0 ± ")
+        assert two.endswith("both at step 2")
+        assert three == "–", "it was not evaluated"
+        assert page.complaints == []
+
+
+async def test_a_damaged_summary_is_named_on_the_page(tmp_path):
+    write_viewed_run(tmp_path / "run", recorded=0)
+    summary = tmp_path / "run" / "summary.json"
+    summary.write_bytes(summary.read_bytes()[:-5])
+    (tmp_path / "run" / NAME).unlink()
+    async with viewed(tmp_path / "run") as address, chromium(tmp_path) as web:
+        page = await web.open(f"{address}#/run?run=0")
+        await page.until("document.querySelector('#summary')?.textContent.includes('The summary is damaged')")
+        assert "summary.json" in await page.evaluate("document.querySelector('.problem').textContent")
+        await opened(page, "flight")
+        await page.until("document.querySelector('#flight .empty')?.textContent.includes('The run has ended')")
         assert page.complaints == []

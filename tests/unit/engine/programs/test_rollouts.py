@@ -73,6 +73,31 @@ def test_what_is_not_there_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("jsonl", ["jsonl=true", "jsonl=false"])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["prompt=nope"], "step 2 has no prompt nope. Fix: one of train-2-0, train-2-1"),
+        (["only=kept", "prompt=train-2-0"], "dropped (flat)"),
+        (["only=right", "prompt=train-2-0"], "only=right"),
+        (["first=0"], "first=0"),
+    ],
+)
+def test_it_is_said_that_nothing_fits(run, capsys, words, says, jsonl):
+    assert main([str(run), *words, jsonl]) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert says in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_a_negative_number_of_trajectories_is_refused_by_its_name(run, capsys):
+    with pytest.raises(ValueError, match="first must be"):
+        Options(first=-3)
+    assert main([str(run), "only=kept"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def shown(trajectory, capsys, **fields):
     from rich.console import Console
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.programs.trace import main
+from engine.recording import files
 from engine.recording.segments import segment_of
 from engine.recording.trace import write_trace
 from engine.replica.port import KvSample
@@ -150,6 +151,23 @@ def test_steps_that_are_not_there_are_one_line_and_exit_code_2(tmp_path, capsys,
     assert "steps" in said
     assert steps in said
     assert said.count("\n") == 1
+
+
+def test_a_range_beyond_the_record_is_cut_with_a_word(tmp_path, capsys):
+    write_recorded_run(tmp_path, steps=3)
+    assert main([str(tmp_path), "steps=2-9"]) == 0
+    said = capsys.readouterr()
+    assert "steps=2-9: only 2 to 3 have a timeline" in said.err
+    assert "timeline-2-3.json" in said.out
+    assert main([str(tmp_path), "steps=2-3"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_last_evaluation_is_no_step(tmp_path, capsys):
+    write_recorded_run(tmp_path, steps=2)
+    files.append_to(files.timeline_path(files.folder_of(tmp_path), 3), made_segment(3))
+    assert main([str(tmp_path), "steps=9"]) == 2
+    assert "steps between 1 and 2; 3 is what came after the last step" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_record_is_one_line_and_exit_code_2(tmp_path, capsys):

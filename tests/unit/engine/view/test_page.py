@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from engine.atomic_files import CannotWrite
 from engine.programs.view import main
 from engine.view.export import export
 from engine.view.page import STATIC, modules, plot_folder
@@ -88,3 +89,11 @@ def test_wrong_input_ends_with_status_2_and_one_line(words, tmp_path, monkeypatc
     assert main(words) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "nowhere" in line or "no/such" in line or "config.json" in line
+
+
+def test_a_bad_place_for_an_export_is_refused_before_anything_is_computed(questions, tmp_path):
+    told = []
+    for path in (tmp_path / "no" / "run.html", tmp_path):
+        with pytest.raises(CannotWrite, match="export="):
+            export(questions, path, lambda done, parts: told.append((done, parts)))
+    assert told == []

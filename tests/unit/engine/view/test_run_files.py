@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.view.answers.about import about
 from engine.view.run_files import NotARun, RunFiles
 from tests.support.viewed_runs import metrics, run_under_way, write_viewed_run
 
@@ -83,3 +84,16 @@ def test_a_damaged_configuration_is_named(tmp_path):
     (tmp_path / "run" / "config.json").write_text('{"steps": ')
     with pytest.raises(NotARun, match=r"config\.json"):
         RunFiles(tmp_path / "run")
+
+
+def test_a_damaged_summary_is_named_on_each_page(tmp_path):
+    write_viewed_run(tmp_path / "run", recorded=0)
+    path = tmp_path / "run" / "summary.json"
+    path.write_bytes(path.read_bytes()[:-5])
+    run = RunFiles(tmp_path / "run")
+    [problem] = run.problems
+    assert "summary.json cannot be read" in problem
+    answer = about(run)
+    assert (answer["summary"], answer["summary_fault"]) == (None, problem)
+    path.unlink()
+    assert (run.problems, about(run)["summary_fault"]) == ([], None)

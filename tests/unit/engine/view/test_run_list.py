@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from pathlib import Path
@@ -114,3 +115,46 @@ async def test_a_run_that_is_named_stands_beside_one_that_is_not_there_yet(tmp_p
     assert [run.name for run in asked.runs] == ["a"]
     write_viewed_run(tmp_path / "b", recorded=0)
     assert {row["name"] for row in asked.answer("run-list", {})["runs"]} == {"a", "b"}
+
+
+async def test_the_newest_run_that_can_be_read_is_opened_and_the_damaged_one_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, at in (("good", 1e9), ("torn", 2e9)):
+        write_viewed_run(tmp_path / name, recorded=0)
+        written_at(tmp_path / name, at)
+    whole = (tmp_path / "torn" / "config.json").read_text()
+    (tmp_path / "torn" / "config.json").write_text(whole[:20])
+    asked = await opened([tmp_path], follow=False)
+    assert [run.name for run in asked.runs] == ["good"]
+    assert f"left out: {tmp_path / 'torn' / 'config.json'}" in capsys.readouterr().out
+    faults = {row["name"]: row["fault"] for row in asked.answer("run-list", {})["runs"]}
+    assert faults["good"] == ""
+    assert "config.json cannot be read" in faults["torn"]
+    (tmp_path / "torn" / "config.json").write_text(whole)
+    assert all(row["fault"] == "" for row in asked.answer("run-list", {})["runs"])
+
+
+async def test_a_place_without_runs_says_what_is_there_and_how_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_viewed_run(tmp_path / "only", recorded=0)
+    (tmp_path / "only" / "config.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    places = [tmp_path / "later", tmp_path / "none" / "a", tmp_path / "empty"]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(opened([*places, tmp_path], follow=False), 0.2)
+    told = capsys.readouterr().out
+    assert f"{places[0]} is not there yet" in told
+    assert f"{places[1]} is not there, nor is {tmp_path / 'none'}" in told
+    assert f"no run that can be read in {places[2]} (a folder with config.json and metrics.jsonl)" in told
+    assert told.count("left out") == 1
+    assert "Ctrl-C ends it" in told
+
+
+def test_a_run_that_is_not_there_is_no_folder_of_runs(tmp_path: Path) -> None:
+    write_viewed_run(tmp_path / "a", recorded=0)
+    (tmp_path / "list").mkdir()
+    asked = Questions([RunFiles(tmp_path / "a")], below=[tmp_path / "list", tmp_path / "b"])
+    assert asked.title == f"a, the runs in {tmp_path / 'list'}, {tmp_path / 'b'} once it is there"
+    assert Questions([RunFiles(tmp_path / "a")], below=[tmp_path]).title == f"the runs in {tmp_path}"
