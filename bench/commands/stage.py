@@ -29,6 +29,7 @@ from engine import metric_names as metric
 from engine.console.options import Positional, parse
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageFunction, StageStats
 from engine.recipe import module_of
+from engine.recording.damage import damage, groups_with_tokens, readable
 from engine.recording.reader import RecordedRun
 from engine.recording.rollouts import load_tokenizer, with_tokens
 from engine.telemetry.host_meter import HostMeter
@@ -86,8 +87,15 @@ def main(argv: Sequence[str]) -> int:
     stage = load(options.stage)
     run = RecordedRun(options.feed)
     feed = list(groups(run, options.step))
-    recorded = sum(len(run.groups(number)) for number in steps_of(run, options.step))
-    say(f"fed: {len(feed)} of the {recorded} groups of {len(steps_of(run, options.step))} steps of {options.feed}")
+    steps = steps_of(run, options.step)
+    read = {number: groups_with_tokens(run, number) for number in steps}
+    recorded = sum(readable(run, number, read[number]).written or read[number] for number in steps)
+    say(f"fed: {len(feed)} of the {recorded} groups of {len(steps)} step{'s' * (len(steps) > 1)} of {options.feed}")
+    lost = [line for number in steps for line in damage(run, number, read[number])]
+    for line in lost:
+        print(line)
+    if not feed and lost:
+        raise ValueError(f"no group of {options.feed} can be fed: its record is damaged. Fix: feed= another run")
     if not feed:
         raise ValueError(f"{options.feed} keeps the tokens of no group. Fix: a run with record.token_groups above 0")
     measured, interrupted = fed(stage, feed, options.seconds)

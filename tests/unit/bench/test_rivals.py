@@ -64,6 +64,17 @@ def test_a_step_that_is_not_kept_is_refused_with_those_that_are(run):
         recorded(run, 9)
 
 
+def test_a_step_of_which_groups_are_lost_is_not_set_against_the_time_of_all(run):
+    path = files.step_path(files.folder_of(run), 2)
+    data = path.read_bytes()
+    third = len(files.packed(RecordedRun(run).rows()[1])) + sum(
+        len(files.packed(each)) for each in RecordedRun(run).groups(2)[:2]
+    )
+    path.write_bytes(data[: third + 9])
+    with pytest.raises(ValueError, match=r"2 of 4 groups of step 2 can be read.*one of \[1, 3\]"):
+        recorded(run, 2)
+
+
 def test_a_run_that_does_not_say_its_replicas_or_has_no_timeline_is_refused(run):
     for path in (run / "record" / "timeline").iterdir():
         path.unlink()

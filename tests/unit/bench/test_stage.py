@@ -8,8 +8,9 @@ import pytest
 from bench.__main__ import main
 from bench.commands.stage import fed, groups, load, pace
 from engine.errors import BadInput
+from engine.recording import files
 from engine.recording.reader import RecordedRun
-from tests.support.recorded_run import write_recorded_run
+from tests.support.recorded_run import damaged, write_recorded_run
 
 STAGES = """
 import asyncio, time
@@ -117,6 +118,12 @@ def test_the_pace_of_a_run_is_that_of_its_steps(tmp_path):
 def test_what_is_no_stage_is_named(name, named, stages):
     with pytest.raises(ValueError, match=named):
         load(name.format(stages=stages))
+
+
+def test_a_damaged_step_is_said(run, stages, tmp_path, capsys):
+    damaged(files.step_path(run.folder, 2), "cut")
+    assert main(["stage", f"{stages}:waits", f"feed={tmp_path}", "seconds=0.1"]) == 0
+    assert "of 4 groups of step 2 can be read" in capsys.readouterr().out
 
 
 def test_a_run_without_that_step_is_named(run):

@@ -1,5 +1,6 @@
 // Describes a run's record for several pages: which steps it has, and the names of its replicas.
 
+import { h } from "view/parts/dom";
 import { sum, whole } from "view/parts/format";
 
 /** @import { Outline } from "view/answers" */
@@ -20,6 +21,21 @@ export const sampledTokens = (turns) => sum(turns.map(({ start, end }) => end - 
  */
 export const chosenStep = (steps, asked) =>
   steps.includes(Number(asked)) ? Number(asked) : steps[steps.length - 1];
+
+/**
+ * Says that a step is shown in part; null where all of its groups can be read.
+ * @param {number} read groups that can be read
+ * @param {number} written groups that the step had
+ */
+export const damage = (read, written) =>
+  read < written
+    ? h(
+        "div",
+        { class: "problem" },
+        `The record of this step is damaged: ${whole(read)} of ${whole(written)} groups can be ` +
+          "read, and only these are counted here.",
+      )
+    : null;
 
 /** @param {{ node: string, replica: number }} replica */
 export const replicaName = ({ node, replica }) => `replica ${node ? `${node} ` : ""}${replica}`;
