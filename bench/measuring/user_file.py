@@ -20,7 +20,7 @@ def attribute_of(name: str, what: str) -> tuple[Any, Path]:
     file, _, attribute = name.rpartition(":")
     path = Path(file)
     if not (path.is_file() and path.suffix == ".py"):
-        raise ValueError(f"{what}={name} is no {what}. Fix: {what}=FILE.py:NAME, a file that is there and a name in it")
+        raise ValueError(f"{name!r} is no {what}. Fix: FILE.py:NAME, a file that is there and a name in it")
     try:
         module = module_of(path, f"{what}_{path.stem}")
     except SyntaxError as error:

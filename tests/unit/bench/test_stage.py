@@ -37,6 +37,23 @@ async def waits(inbox, outbox):
         await asyncio.sleep(0.01)
         await outbox.put(group)
 
+async def raises(inbox, outbox):
+    async for group in inbox:
+        raise KeyError("no such key")
+
+async def takes_one(inbox):
+    pass
+
+def is_plain(inbox, outbox):
+    pass
+
+async def yields(inbox, outbox):
+    async for group in inbox:
+        yield group
+
+async def ends(inbox, outbox):
+    pass
+
 async def never(inbox, outbox):
     await asyncio.Event().wait()
 """
@@ -118,6 +135,25 @@ def test_the_pace_of_a_run_is_that_of_its_steps(tmp_path):
 def test_what_is_no_stage_is_named(name, named, stages):
     with pytest.raises(ValueError, match=named):
         load(name.format(stages=stages))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raises", "KeyError: 'no such key' (my_stages.py:{line})"),
+        ("takes_one", "takes_one (my_stages.py:"),
+        ("is_plain", "is not async"),
+        ("yields", "outbox.put"),
+        ("ends", "ends (my_stages.py:"),
+    ],
+)
+def test_a_stage_that_fails_is_one_line_with_its_place(name, says, run, stages, tmp_path, capsys):
+    assert main(["stage", f"{stages}:{name}", f"feed={tmp_path}", "step=1", "seconds=0.1"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    line = 1 + STAGES.splitlines().index('        raise KeyError("no such key")')
+    assert says.format(line=line) in said[-1]
+    assert "Fix:" in said[-1]
+    assert len(said) < 5
 
 
 def test_a_damaged_step_is_said(run, stages, tmp_path, capsys):
