@@ -106,7 +106,8 @@ def main(argv: Sequence[str]) -> int:
         measured, interrupted = fed(stage, feed, options.seconds)
     except Exception as error:
         cause = told(error, Path(options.stage.rpartition(":")[0]))
-        fix = "" if "Fix:" in cause else ". Fix: correct this line of the stage"
+        fix = "correct this line of the stage" if cause.endswith(")") else "take groups from the inbox until it ends"
+        fix = "" if "Fix:" in cause else f". Fix: {fix}"
         raise ValueError(f"the stage {place_of(stage)} failed: {cause}{fix}") from error
     if interrupted:
         say("interrupted: the figures are those until then")
