@@ -521,6 +521,7 @@
 /**
  * @typedef {{
  *   steps: number,
+ *   basis: string,
  *   a_s: number,
  *   b_s: number,
  *   total: StepPart,
