@@ -122,7 +122,7 @@ async def reverify(options: Options) -> dict[str, Any]:
         say(f"step {step}, {at + 1} of {len(steps)}")
         counts = await _of_step(run, step, options, config, reward)
         total += counts
-        lost += damage(run, step, counts.groups)
+        lost += damage(run, step, counts.groups, with_tokens=True)
         rows.append({"step": step, **counts.row()})
     if not total.groups:
         told_of = " ".join(lost) or f"the steps of {options.run} have no group."

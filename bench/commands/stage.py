@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     read = {number: groups_with_tokens(run, number) for number in steps}
     recorded = sum(readable(run, number, read[number]).written or read[number] for number in steps)
     say(f"fed: {len(feed)} of the {recorded} groups of {len(steps)} step{'s' * (len(steps) > 1)} of {options.feed}")
-    lost = [line for number in steps for line in damage(run, number, read[number])]
+    lost = [line for number in steps for line in damage(run, number, read[number], with_tokens=True)]
     for line in lost:
         print(line)
     if not feed and lost:

@@ -60,7 +60,7 @@ def rollouts(options: Options) -> Iterator[Rollout]:
     check_files(options.run)
     run = RecordedRun(options.run)
     step = run.find(options.step)
-    lost = damage(run, step, read := groups_with_tokens(run, step))
+    lost = damage(run, step, read := groups_with_tokens(run, step), with_tokens=True)
     if lost and not read:
         raise BadInput(f"{lost[0]} Fix: step= takes another one of {run.steps}")
     for line in lost:
