@@ -147,8 +147,9 @@ def predictions(path: Path, step: int) -> list[Prediction]:
         say(f"predicting step {each}, {at + 1} of {len(earlier)}")
         try:
             one = recorded(path, each, fitted_to=each - 1)
-        except ValueError:
-            continue  # the first steps have none before them
+        except ValueError as error:  # the first steps have none before them, and others may be damaged
+            say(f"step {each} is not predicted: {error}")
+            continue
         made.append(Prediction(step=each, predicted_s=simulated(one).makespan_s, measured_s=one.makespan_s))
     return made
 

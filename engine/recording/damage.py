@@ -9,8 +9,9 @@ from engine.recording.reader import RecordedRun
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """How many groups of a step can be read, of those that it had. written: None where not even that is known. with_tokens: whether
-    a group counts only if its tokens can be read, too.
+    """How many groups of a step can be read, of those that it had.
+
+    written: None where not even that is known. with_tokens: whether a group counts only if its tokens can be read, too.
     """
 
     step: int
