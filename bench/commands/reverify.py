@@ -298,8 +298,8 @@ def sentence(total: Counts, steps: int, is_graded: bool) -> str:
         parts.append(f"none of {total.trajectories:,} trajectories could be graded")
     elif is_graded:
         parts.append(
-            f"{total.rewards_changed:,} of {total.other_graded:,} rewards change (a reward above 0 had "
-            f"{total.correct:,}, and have now {total.other_correct:,})"
+            f"{total.rewards_changed:,} of {total.other_graded:,} rewards change ({total.correct:,} were above 0, "
+            f"{total.other_correct:,} are now)"
         )
     parts += [
         f"{total.other_flat:,} of {total.groups:,} groups have no signal ({total.flat:,} before)",
