@@ -42,10 +42,10 @@ class Counts:
     """What became of some groups, as the run did it and under the other selection.
 
     recorded: trajectories of the record; trajectories: those that are looked at. rewards_changed: trajectories whose
-    reward differs. correct: rewards above 0. flat: groups dropped as flat or for errors. kept: trained trajectories;
-    kept_others: those of the other selection that the run did not train. tokens: sampled tokens of the kept. advantage:
-    sum of their absolute values. errors: sum of p_err over kept correct ones. reproduced: groups that the run's own
-    settings select as recorded, of the comparable ones.
+    reward is another one. graded: trajectories with a reward; correct: with a reward above 0. flat: groups dropped as
+    flat or for errors. kept: trained trajectories; kept_others: those of the other selection that the run did not
+    train. tokens: sampled tokens of the kept. advantage: sum of their absolute values. errors: sum of p_err over kept
+    correct ones. reproduced: groups that the run's own settings select as recorded, of the comparable ones.
     """
 
     groups: int = 0
@@ -53,6 +53,8 @@ class Counts:
     trajectories: int = 0
     rewards_changed: int = 0
     ungraded: int = 0
+    graded: int = 0
+    other_graded: int = 0
     correct: int = 0
     other_correct: int = 0
     flat: int = 0
@@ -77,17 +79,28 @@ class Counts:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
         return self
 
-    def row(self) -> dict[str, float]:
-        """Returns the counts, and the means that follow from them."""
-        return {
-            **asdict(self),
-            "correct_share": self.correct / max(1, self.recorded),
-            "other_correct_share": self.other_correct / max(1, self.trajectories),
-            "mean_advantage": self.advantage / max(1, self.kept),
-            "other_mean_advantage": self.other_advantage / max(1, self.other_kept),
-            "error_share": self.errors / max(1, self.kept_correct),
-            "other_error_share": self.other_errors / max(1, self.other_kept_correct),
+    def row(self) -> dict[str, float | None]:
+        """Returns the counts, and the means that follow from them; None for what was not measured."""
+        counts: dict[str, float | None] = asdict(self)
+        means = {
+            "correct_share": _share(self.correct, self.graded),
+            "other_correct_share": _share(self.other_correct, self.other_graded),
+            "mean_advantage": _share(self.advantage, self.kept),
+            "other_mean_advantage": _share(self.other_advantage, self.other_kept),
+            "error_share": _share(self.errors, self.kept_correct),
+            "other_error_share": _share(self.other_errors, self.other_kept_correct),
         }
+        if not self.groups:
+            return dict.fromkeys([*counts, *means]) | {"groups": 0}
+        if not self.graded:
+            counts["correct"] = None
+        if not self.other_graded:
+            counts["other_correct"] = counts["rewards_changed"] = None
+        return counts | means
+
+
+def _share(part: float, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def unselected(group: Group) -> Group:
@@ -108,12 +121,13 @@ def compared(
     counts = Counts(groups=1, recorded=len(recorded.trajectories), trajectories=len(now.trajectories))
     old = {member.sample: member for member in recorded.trajectories}
     for member in now.trajectories:
-        counts.rewards_changed += member.reward != old[member.sample].reward
+        counts.rewards_changed += member.reward is not None and member.reward != old[member.sample].reward
         counts.ungraded += member.reward is None and old[member.sample].reward is not None
     for name, group in (("", was), ("other_", now)):
         kept = [group.trajectories[index] for index in group.kept]
         right = [member for member in kept if (member.reward or 0) > 0]
         totals = {
+            "graded": sum(member.reward is not None for member in group.trajectories),
             "correct": sum((member.reward or 0) > 0 for member in group.trajectories),
             "flat": int(group.drop is not None),
             "kept": len(kept),

@@ -14,7 +14,10 @@ would have changed later is not in it. `rollouts` below the recorded number take
 samples like any others; more than were recorded cannot be had.
 
 A reward is a function or object of yours as recipes have them, called with the trajectory, or with those of a group if
-it has `sees_group`; it may be async. An exception in it is reported with the trajectory.
+it has `sees_group`; it may be async. An exception in it is reported with its line and the trajectory.
+
+What was not measured is a dash in the table and null in JSON. Where the record of a step is damaged, a line, and
+`damage` in JSON, say how many of its groups can be read.
 """
 
 from __future__ import annotations
@@ -36,17 +39,19 @@ from algo.group.batch import Selection, lengths, rewards
 from algo.group.roc import RoC
 from algo.group.selection import KeepAll, RandomSubset
 from bench.measuring.terminal import say, table
+from bench.measuring.user_file import Failed, attribute_of, told
 from bench.reselection import Counts, OtherRoC, Penalties, compared, unselected
 from engine.console.options import Positional, parse
 from engine.errors import first_error
 from engine.ports import GroupReward, Reward, Selector
-from engine.recipe import module_of
+from engine.recording.damage import damage
 from engine.recording.files import check_files
 from engine.recording.reader import RecordedRun
 from engine.recording.rollouts import load_tokenizer, with_tokens
 from engine.stages.grading import graded, graded_together
 from engine.telemetry.timeline import Timeline
 from engine.types import Group, Trajectory
+from engine.user_parts import WrongPart
 from recipes.options import ADVANTAGES
 from sandbox.printable import printable
 from sandbox.require import at_least, positive, require, within
@@ -61,8 +66,8 @@ class Options:
     step: Annotated[int | None, "a step of the run; none: all that are recorded whole"] = None
     reward: Annotated[str | None, "another reward, FILE.py:NAME; none: the recorded rewards"] = None
     algorithm: Annotated[Algorithm | None, "who selects; none: as the run did"] = None
-    smoothing: Annotated[float, "RoC: what is added to a penalty"] = RoC(keep=1).smoothing
-    penalties: Annotated[Penalties, "RoC: which penalties of a success count"] = "both"
+    smoothing: Annotated[float | None, f"RoC: what is added to a penalty; none: {RoC(keep=1).smoothing:g}"] = None
+    penalties: Annotated[Penalties | None, "RoC: which penalties of a success count; none: both"] = None
     failures: Annotated[float | None, "RoC: share of the kept that are failures; none: their share of the group"] = None
     group_size: Annotated[int | None, "trajectories trained per group (G); none: as the run did"] = None
     rollouts: Annotated[int | None, "as if only so many of a group had been sampled; none: all"] = None
@@ -74,7 +79,8 @@ class Options:
         for name in ("group_size", "rollouts", "graders"):
             if (value := getattr(self, name)) is not None:
                 require(name, value, at_least(1))
-        require("smoothing", self.smoothing, positive)
+        if self.smoothing is not None:
+            require("smoothing", self.smoothing, positive)
         require("grade_deadline_s", self.grade_deadline_s, positive)
         if self.failures is not None:
             require("failures", self.failures, within("[0, 1]"))
@@ -90,9 +96,8 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
-    except Exception as error:  # the reward's own; its notes name the trajectory
-        notes = " ".join(getattr(error, "__notes__", []))
-        print(printable(f"{PROGRAM}: {type(error).__name__}: {error} {notes}"), file=sys.stderr)
+    except Failed as error:
+        print(printable(f"{PROGRAM}: {error}"), file=sys.stderr)
         return 1
     print(answer["sentence"])
     for line in answer["notes"]:
@@ -103,26 +108,29 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def reverify(options: Options) -> dict[str, Any]:
-    """Returns {"sentence", "notes", "rows", "total"}: a row for each step. Raises ValueError for a run, a reward or a
-    step that is not there, and whatever the reward raises.
+    """Returns {"sentence", "notes", "damage", "rows", "total"}: a row for each step. Raises ValueError for a run, a
+    reward or a step that is not there, and Failed if the reward raises something.
     """
     check_files(options.run)
     run = RecordedRun(options.run)
     newest = run.find(options.step)
     config = _config(options.run)
     reward = None if options.reward is None else load(options.reward)
-    rows, total = [], Counts()
+    rows, lost, total = [], list[str](), Counts()
     steps = run.steps if options.step is None else [newest]
     for at, step in enumerate(steps):
         say(f"step {step}, {at + 1} of {len(steps)}")
         counts = await _of_step(run, step, options, config, reward)
         total += counts
+        lost += damage(run, step, counts.groups, with_tokens=True)
         rows.append({"step": step, **counts.row()})
     if not total.groups:
-        raise ValueError(f"the tokens of {options.run} cannot be read. Fix: step= takes one of {run.steps}")
+        told_of = " ".join(lost) or f"the steps of {options.run} have no group."
+        raise ValueError(f"{told_of} Fix: name another step or run; the steps of this one are {run.steps}")
     return {
         "sentence": sentence(total, len(rows), reward is not None),
-        "notes": list(notes(total, options)),
+        "notes": [*lost, *notes(total, options)],
+        "damage": lost,
         "rows": rows,
         "total": total.row(),
     }
@@ -137,17 +145,16 @@ def _config(run: Path) -> dict[str, Any]:
 
 def load(name: str) -> Reward | GroupReward:
     """Loads a reward by FILE.py:NAME; a class is called without arguments. Raises ValueError where there is none."""
-    file, _, attribute = name.rpartition(":")
-    path = Path(file)
-    if not (path.is_file() and path.suffix == ".py"):
-        raise ValueError(f"reward={name} is no reward. Fix: reward=FILE.py:NAME, a file that is there and a name in it")
-    module = module_of(path, f"reward_{path.stem}")
-    reward: Any = getattr(module, attribute, None)
+    reward, path = attribute_of(name, "reward")
     if isinstance(reward, type):
-        reward = reward()
-    if not callable(reward):
-        there = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        raise ValueError(f"{file} has no reward {attribute!r}. Fix: one of {', '.join(there) or 'none'}")
+        try:
+            reward = reward()
+        except Exception as error:
+            raise ValueError(
+                f"{name} cannot be made: {told(error, path)}. Fix: a class that needs no argument"
+            ) from error
+        if not callable(reward):
+            raise ValueError(f"an object of {name} cannot be called. Fix: give the class a __call__")
     checked: Reward | GroupReward = reward
     return checked
 
@@ -164,6 +171,12 @@ async def _of_step(
     by_format = any(each is not None and isinstance(each.selector, OtherRoC) for each in (chosen, own))
     recorded = list(_groups(run, step, needs_text=reward is not None or (by_format and known is None)))
     other = [_first(group, options.rollouts) for group in recorded]
+    largest = max((len(group.trajectories) for group in other), default=0)
+    if options.group_size is not None and other and options.group_size > largest:
+        raise ValueError(
+            f"group_size={options.group_size} is more than a group of step {step} has. "
+            f"Fix: group_size= at most {largest}"
+        )
     if reward is not None:
         other = await _regraded(other, reward, options)
     selected = _scored([chosen(unselected(group)) for group in other], chosen.advantage)
@@ -208,12 +221,18 @@ def _selection(options: Options, config: Mapping[str, Any], known: Mapping[tuple
         return config[key]
 
     algorithm = options.algorithm or own("algorithm")
-    keep = options.group_size or int(own("group_size"))
+    if algorithm != "roc":
+        for name in ("smoothing", "penalties", "failures"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"{algorithm} has no {name}. Fix: leave out {name}=, or add algorithm=roc")
+    if algorithm == "grpo" and options.group_size is not None:
+        raise ValueError("grpo trains whole groups. Fix: rollouts= for smaller ones, in place of group_size=")
+    keep = 0 if algorithm == "grpo" else options.group_size or int(own("group_size"))
     made: dict[str, Callable[[], Selector]] = {
         "roc": lambda: OtherRoC(
             keep=keep,
-            smoothing=options.smoothing,
-            penalties=options.penalties,
+            smoothing=options.smoothing or RoC(keep=1).smoothing,
+            penalties=options.penalties or "both",
             failures=options.failures,
             known=known,
         ),
@@ -232,7 +251,9 @@ def _first(group: Group, rollouts: int | None) -> Group:
 
 
 async def _regraded(groups: Sequence[Group], reward: Reward | GroupReward, options: Options) -> list[Group]:
-    """Grades all trajectories again, so many at once. Raises what the reward raises, with a note of the trajectory."""
+    """Grades all trajectories again, so many at once. Raises WrongPart as in a run, and Failed, which names the line
+    and the trajectory, for what else the reward raises.
+    """
     timeline, limit = Timeline(), asyncio.Semaphore(options.graders)
 
     async def one(member: Trajectory, reward: Reward) -> Trajectory:
@@ -252,7 +273,11 @@ async def _regraded(groups: Sequence[Group], reward: Reward | GroupReward, optio
         async with asyncio.TaskGroup() as scope:
             tasks = [scope.create_task(grade(group, scope), name=f"group-{group.prompt.id}") for group in groups]
     except BaseExceptionGroup as failures:
-        raise first_error(failures) from None
+        error = first_error(failures)
+        if isinstance(error, WrongPart) or not isinstance(error, Exception):
+            raise error from None
+        file = Path(str(options.reward).rpartition(":")[0])
+        raise Failed(" ".join([told(error, file), *getattr(error, "__notes__", [])])) from error
     return [task.result() for task in tasks]
 
 
@@ -269,18 +294,27 @@ def _scored(groups: Sequence[Group], advantage: Advantage) -> list[Group]:
 def sentence(total: Counts, steps: int, is_graded: bool) -> str:
     row = total.row()
     parts = []
-    if is_graded:
+    if is_graded and not total.other_graded:
+        parts.append(f"none of {total.trajectories:,} trajectories could be graded")
+    elif is_graded:
         parts.append(
-            f"{total.rewards_changed:,} of {total.trajectories:,} rewards change ({total.correct:,} were correct, "
+            f"{total.rewards_changed:,} of {total.other_graded:,} rewards change ({total.correct:,} were above 0, "
             f"{total.other_correct:,} are now)"
         )
     parts += [
         f"{total.other_flat:,} of {total.groups:,} groups have no signal ({total.flat:,} before)",
         f"{total.other_kept:,} trajectories are trained ({total.kept:,} before), {total.kept_others:,} of them others",
-        f"an advantage is {row['other_mean_advantage']:.2f} in the mean ({row['mean_advantage']:.2f} before)",
-        f"trained correct ones have a p_err of {row['other_error_share']:.3f} ({row['error_share']:.3f} before)",
     ]
+    if (mean := row["other_mean_advantage"]) is not None:
+        parts.append(f"an advantage is {mean:.2f} in the mean ({_figure(row['mean_advantage'], 2)} before)")
+    if (share := row["other_error_share"]) is not None:
+        before = _figure(row["error_share"], 3)
+        parts.append(f"trained ones with a reward above 0 have a p_err of {share:.3f} ({before} before)")
     return f"Over {steps} step{'s' * (steps > 1)}: {'; '.join(parts)}."
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "not measured" if value is None else f"{value:.{digits}f}"
 
 
 def notes(total: Counts, options: Options) -> Iterator[str]:
@@ -302,10 +336,10 @@ def notes(total: Counts, options: Options) -> Iterator[str]:
         yield "Another G sees the same policy: what it would have learnt from other groups is not in these figures."
 
 
-def show(rows: Sequence[Mapping[str, float]], total: Mapping[str, float]) -> None:
+def show(rows: Sequence[Mapping[str, float | None]], total: Mapping[str, float | None]) -> None:
     columns = {
         "rewards changed": ("rewards_changed", None),
-        "correct": ("correct_share", "other_correct_share"),
+        "reward > 0": ("correct_share", "other_correct_share"),
         "no signal": ("flat", "other_flat"),
         "trained": ("kept", "other_kept"),
         "others": ("kept_others", None),
@@ -314,10 +348,13 @@ def show(rows: Sequence[Mapping[str, float]], total: Mapping[str, float]) -> Non
         "p_err": ("error_share", "other_error_share"),
     }
 
-    def shown(row: Mapping[str, float], name: str, other: str | None) -> str:
-        texts = [
-            f"{value:,}" if isinstance(value, int) else f"{value:.3f}" for value in (row[name], row[other or name])
-        ]
+    def figure(value: float | None) -> str:
+        if value is None:
+            return "–"
+        return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+    def shown(row: Mapping[str, float | None], name: str, other: str | None) -> str:
+        texts = [figure(value) for value in (row[name], row[other or name])]
         return texts[0] if other is None else " -> ".join(texts)
 
     lines = [[f"{row['step']:.0f}", *(shown(row, *pair) for pair in columns.values())] for row in rows]

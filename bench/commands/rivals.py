@@ -6,8 +6,9 @@
 The step's trajectories, with the lengths and tool times that they had, go through the simulator under each policy, on
 engines whose costs are fitted to the run's own engine steps. A ratio is a policy's simulated makespan over that of the
 run as it was, above 1 where it is slower. `policy` adds one of yours: a class that is made without arguments, or a
-function that gets the `bench.placement.policies.Setting`. `replicas` and `kv_blocks` simulate all policies on another
-fleet than the run's.
+function that gets the `bench.placement.policies.Setting`. It is simulated first; its exceptions, wrong answers, and a
+call that does not return within 60 s are one line. `replicas` and `kv_blocks` simulate all policies on another fleet
+than the run's; the levers are then of that fleet under the run's own policy.
 
 The error is measured: the makespan of each recorded step is predicted with costs that are fitted to the engine steps
 before it, and compared with the one that was measured. Of the step itself only the speed of the machine is taken, which
@@ -37,14 +38,17 @@ import numpy as np
 
 from bench.measuring.rivals_plot import draw
 from bench.measuring.terminal import say, written
+from bench.measuring.user_file import attribute_of
+from bench.measuring.user_policy import UserPolicy
 from bench.placement.policies import OURS, POLICIES, Setting
+from bench.placement.workload import Traced
 from bench.simulator.fleet import Result, Simulation
+from bench.simulator.machine import Machine
 from bench.simulator.recorded_step import Recorded, recorded
 from bench.simulator.sample import MOST, sampled
 from engine.balancing.balancer import Balancer
 from engine.balancing.kv_aware import KvAware
 from engine.console.options import Positional, parse
-from engine.recipe import module_of
 from engine.recording.reader import RecordedRun
 from sandbox.require import at_least, require
 
@@ -95,12 +99,14 @@ def main(argv: Sequence[str]) -> int:
     policies = {} if options.policy is None else load(options.policy)
     fleet = recorded(options.run, options.step, replicas=options.replicas, kv_blocks=options.kv_blocks)
     step = recorded(options.run, options.step)
-    answer = compare(step, fleet, policies, predictions(options.run, options.step))
+    mine = of_mine(fleet, policies)  # first: the user waits for it
+    answer = compare(step, fleet, mine, predictions(options.run, options.step))
     print(answer["sentence"])
     print(answer["lever"])
     ratios = {row["policy"]: row["ratio"] for row in answer["rows"]}
-    levers = {lever["lever"]: lever["ratio"] for lever in answer["levers"]}
-    drawn = partial(draw, ratios=ratios, levers=levers, error=answer["error"])
+    as_it_ran_s = answer["fidelity"] * answer["measured_s"]
+    levers = {lever["lever"]: lever["makespan_s"] / as_it_ran_s for lever in answer["levers"]}
+    drawn = partial(draw, ratios=ratios, levers=levers, error=answer["error_log"])
     print(f"plot: {written(PLOT, drawn)}")
     print(json.dumps(answer))
     return 0
@@ -108,21 +114,27 @@ def main(argv: Sequence[str]) -> int:
 
 def load(name: str) -> dict[str, MakePolicy]:
     """Loads a policy by FILE.py:NAME. Raises ValueError where there is none."""
-    file, _, attribute = name.rpartition(":")
-    path = Path(file)
-    if not (path.is_file() and path.suffix == ".py"):
-        raise ValueError(f"policy={name} is no policy. Fix: policy=FILE.py:NAME, a file that is there and a name in it")
-    made: Any = getattr(module_of(path, f"policy_{path.stem}"), attribute, None)
-    if not callable(made):
-        raise ValueError(f"{file} has no policy {attribute!r}. Fix: the name of a class or a function in it")
+    made, path = attribute_of(name, "policy")
+    attribute = name.rpartition(":")[2]
     parameters = inspect.signature(made).parameters.values()
     takes_setting = any(each.default is each.empty and each.kind is not each.VAR_KEYWORD for each in parameters)
 
-    def make(setting: Setting) -> Balancer:
-        policy: Balancer = made(setting) if takes_setting else made()
-        return policy
+    return {attribute: lambda setting: UserPolicy(attribute, lambda: made(setting) if takes_setting else made(), path)}
 
-    return {attribute: make}
+
+def of_mine(fleet: Recorded, policies: Mapping[str, MakePolicy]) -> dict[str, Result]:
+    """Simulates policies of the user's. All are made before the first is simulated. Raises ValueError if one fails."""
+    _, setting = _work(fleet)
+    for make in policies.values():
+        make(setting)
+    results = {}
+    for name, make in policies.items():
+        say(f"simulating your policy {name}")
+        try:
+            results[name] = simulated(fleet, make)
+        except (AssertionError, RuntimeError) as error:  # what the simulator says of its decisions
+            raise ValueError(f"the policy {name} failed: {error}. Fix: correct what its decide returns") from error
+    return results
 
 
 def predictions(path: Path, step: int) -> list[Prediction]:
@@ -135,8 +147,9 @@ def predictions(path: Path, step: int) -> list[Prediction]:
         say(f"predicting step {each}, {at + 1} of {len(earlier)}")
         try:
             one = recorded(path, each, fitted_to=each - 1)
-        except ValueError:
-            continue  # the first steps have none before them
+        except ValueError as error:  # the first steps have none before them, and others may be damaged
+            say(f"step {each} is not predicted: {error}")
+            continue
         made.append(Prediction(step=each, predicted_s=simulated(one).makespan_s, measured_s=one.makespan_s))
     return made
 
@@ -154,30 +167,27 @@ def error_of(made: Sequence[Prediction]) -> float | None:
 def compare(
     step: Recorded,
     fleet: Recorded | None = None,
-    policies: Mapping[str, MakePolicy] | None = None,
+    mine: Mapping[str, Result] | None = None,
     made: Sequence[Prediction] = (),
 ) -> dict[str, Any]:
-    """Returns a row for each policy, the run's own first, and the levers, the best first.
+    """Returns a row for each policy, those of the user's first and then the run's own, and the levers, the best first.
 
-    fleet: the step on the fleet that the policies are simulated on; None: on the run's own. policies: others by name.
-    made: the predictions that the error is computed from. Raises ValueError if a policy of `policies` fails.
+    fleet: the step on the fleet that the policies are simulated on; None: on the run's own. mine: from `of_mine`. made:
+    the predictions that the error is computed from. A lever's ratio is that of the fleet under the run's own policy.
+    error_log: of the logarithm of a ratio, 95 %; error_percent: of the ratio, upwards; None where it is not known.
     """
     fleet = fleet or step
-    makers = {**MADE, **(policies or {})}
+    results = dict(mine or {})
     count = min(MOST, len(step.trace))
     say(f"simulating {count:,} of {len(step.trace):,} trajectories as they ran")
     as_it_ran_s = simulated(step).makespan_s
     error = error_of(made)
     same_fleet = fleet == step
     rows = []
-    for at, (name, make) in enumerate(makers.items()):
-        say(f"simulating the policy {name}, {at + 1} of {len(makers)}")
-        try:
-            result = simulated(fleet, make)
-        except Exception as failure:
-            if name in MADE:
-                raise
-            raise ValueError(f"the policy {name} failed: {type(failure).__name__}: {failure}") from failure
+    for at, (name, make) in enumerate(MADE.items()):
+        say(f"simulating the policy {name}, {at + 1} of {len(MADE)}")
+        results[name] = simulated(fleet, make)
+    for name, result in results.items():
         ratio = result.makespan_s / as_it_ran_s
         rows.append(
             {
@@ -190,17 +200,19 @@ def compare(
             }
         )
     levers = []
-    for name, changed in changes(step).items():
+    for name, changed in changes(fleet).items():
         say(f"simulating the lever: {name}")
-        ratio = simulated(changed).makespan_s / as_it_ran_s
-        levers.append({"lever": name, "ratio": ratio, "verdict": verdict(ratio, error)})
+        makespan_s = simulated(changed).makespan_s
+        ratio = makespan_s / results[OURS].makespan_s
+        levers.append({"lever": name, "makespan_s": makespan_s, "ratio": ratio, "verdict": verdict(ratio, error)})
     levers.sort(key=lambda lever: float(str(lever["ratio"])))
     return {
         "sentence": _sentence(step, fleet, rows, as_it_ran_s, error, len(made)),
-        "lever": _lever(step, levers, error),
+        "lever": _lever(fleet, levers, error, "the step" if same_fleet else f"the step with {fleet.fleet}"),
         "fidelity": as_it_ran_s / step.makespan_s,
         "measured_s": step.makespan_s,
-        "error": error,
+        "error_log": error,
+        "error_percent": None if error is None else 100 * math.expm1(error),
         "predictions": [
             {"step": each.step, "predicted_s": each.predicted_s, "measured_s": each.measured_s} for each in made
         ],
@@ -258,26 +270,33 @@ def _sentence(
     return told
 
 
-def _lever(step: Recorded, levers: Sequence[Mapping[str, Any]], error: float | None) -> str:
+def _lever(step: Recorded, levers: Sequence[Mapping[str, Any]], error: float | None, whole: str) -> str:
     without = "" if step.has_room else " A replica more would share the cores, which are all busy."
     best = levers[0]
     if best["ratio"] > LEAST_LEVER or best["verdict"] == "no difference":
-        return f"Next lever: none{'' if error is None else ' beyond the error'}.{without}"
+        known = "" if error is None else " beyond the error"
+        where = "" if whole == "the step" else f" for {whole}"
+        return f"Next lever{where}: none{known}.{without}"
     doubt = "" if error is not None else ", of unknown error"
-    return f"Next lever: {best['lever']}, {100 * (best['ratio'] - 1):+.0f} % of the step (simulated{doubt}).{without}"
+    return f"Next lever: {best['lever']}, {100 * (best['ratio'] - 1):+.0f} % of {whole} (simulated{doubt}).{without}"
 
 
 def simulated(step: Recorded, make: MakePolicy = MADE[OURS]) -> Result:
+    (trace, machine, replicas), setting = _work(step)
+    longest = 1 if len(trace) <= EXACT else 32
+    return Simulation(make(setting), trace, machine, replicas, longest_segment=longest).run()
+
+
+def _work(step: Recorded) -> tuple[tuple[Sequence[Traced], Machine, int], Setting]:
+    """Returns the trace, the machine and the number of replicas that are simulated, and what a policy may know."""
     trace, machine, replicas = sampled(step.trace, step.machine, step.replicas)
     mean_tokens = sum(row.total_tokens for row in trace) / len(trace)
-    setting = Setting.of(
+    return (trace, machine, replicas), Setting.of(
         trace,
         machine.kv_tokens,
         poll_s=min(POLL_S, step.makespan_s / 20),  # a short step is polled twenty times
         buffer_tokens=round(BUFFER_TOKENS * min(1.0, mean_tokens / USUAL_TOKENS)),
     )
-    longest = 1 if len(trace) <= EXACT else 32
-    return Simulation(make(setting), trace, machine, replicas, longest_segment=longest).run()
 
 
 def changes(step: Recorded) -> dict[str, Recorded]:
@@ -286,8 +305,9 @@ def changes(step: Recorded) -> dict[str, Recorded]:
     if step.has_room:
         changed["one replica more"] = replace(step, replicas=step.replicas + 1)
     waits = [turn.tool_latency_s for row in step.trace for turn in row.turns if turn.tool_latency_s > 0]
-    if waits:
-        usual_s = float(np.quantile(waits, 0.9))
+    usual_s = float(np.quantile(waits, 0.9)) if waits else 0.0
+    saved_s = max(sum(max(0.0, turn.tool_latency_s - usual_s) for turn in row.turns) for row in step.trace)
+    if saved_s > (1 - LEAST_LEVER) * step.makespan_s:  # no trajectory ends earlier by more than it waits less
         quick = [
             replace(
                 row,
@@ -295,5 +315,6 @@ def changes(step: Recorded) -> dict[str, Recorded]:
             )
             for row in step.trace
         ]
-        changed[f"no tool call over {usual_s:.2g} s"] = replace(step, trace=quick)
+        shown = f"{usual_s:.2g} s" if usual_s >= 1 else f"{1e3 * usual_s:.2g} ms"
+        changed[f"no tool call slower than nine in ten ({shown})"] = replace(step, trace=quick)
     return changed

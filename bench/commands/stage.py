@@ -4,8 +4,9 @@
 
 NAME is a stage as recipes have them, `async def stage(inbox, outbox)`. It gets the groups of the run's recorded steps
 (of one step with `step`) over and over, as `job.group` would put them out, until the time is over or Ctrl-C. Its output
-is counted; an exception of it ends the bench. The table says how many items a second it takes, where its seconds go,
-how long it holds the event loop up for an item, and which share of the loop that is at the run's own pace.
+is counted; an exception of it ends the bench, with one line that names file and line. The table says how many items a
+second it takes, where its seconds go, how long it holds the event loop up for an item, and which share of the loop that
+is at the run's own pace.
 
 Only groups whose tokens the record keeps with their numbers can be fed; the bench says how many those are. The loop is
 asyncio's own, whose waiting can be measured; a run's uvloop spends some microseconds less on an item.
@@ -14,6 +15,7 @@ asyncio's own, whose waiting can be measured; a run's uvloop spends some microse
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import selectors
 import time
@@ -25,14 +27,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bench.measuring.terminal import say, table, written
+from bench.measuring.user_file import attribute_of, told
 from engine import metric_names as metric
 from engine.console.options import Positional, parse
+from engine.errors import first_error
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageFunction, StageStats
-from engine.recipe import module_of
+from engine.recording.damage import damage, groups_with_tokens, readable
 from engine.recording.reader import RecordedRun
 from engine.recording.rollouts import load_tokenizer, with_tokens
 from engine.telemetry.host_meter import HostMeter
 from engine.types import Group
+from engine.user_parts import place_of
 from sandbox.require import positive, require
 
 PLOT = Path("runs/bench/stage.png")
@@ -86,11 +91,24 @@ def main(argv: Sequence[str]) -> int:
     stage = load(options.stage)
     run = RecordedRun(options.feed)
     feed = list(groups(run, options.step))
-    recorded = sum(len(run.groups(number)) for number in steps_of(run, options.step))
-    say(f"fed: {len(feed)} of the {recorded} groups of {len(steps_of(run, options.step))} steps of {options.feed}")
+    steps = steps_of(run, options.step)
+    read = {number: groups_with_tokens(run, number) for number in steps}
+    recorded = sum(readable(run, number, read[number]).written or read[number] for number in steps)
+    say(f"fed: {len(feed)} of the {recorded} groups of {len(steps)} step{'s' * (len(steps) > 1)} of {options.feed}")
+    lost = [line for number in steps for line in damage(run, number, read[number], with_tokens=True)]
+    for line in lost:
+        print(line)
+    if not feed and lost:
+        raise ValueError(f"no group of {options.feed} can be fed: its record is damaged. Fix: feed= another run")
     if not feed:
         raise ValueError(f"{options.feed} keeps the tokens of no group. Fix: a run with record.token_groups above 0")
-    measured, interrupted = fed(stage, feed, options.seconds)
+    try:
+        measured, interrupted = fed(stage, feed, options.seconds)
+    except Exception as error:
+        cause = told(error, Path(options.stage.rpartition(":")[0]))
+        fix = "correct this line of the stage" if cause.endswith(")") else "take groups from the inbox until it ends"
+        fix = "" if "Fix:" in cause else f". Fix: {fix}"
+        raise ValueError(f"the stage {place_of(stage)} failed: {cause}{fix}") from error
     if interrupted:
         say("interrupted: the figures are those until then")
     show(options.stage, measured, pace(options.feed))
@@ -98,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def fed(stage: StageFunction, feed: Sequence[Group], seconds: float) -> tuple[Measured, bool]:
-    """Feeds the stage and returns what was measured, and whether Ctrl-C ended it."""
+    """Feeds the stage and returns what was measured, and whether Ctrl-C ended it. Raises what the stage raises."""
     selector = TimedSelector()
     parts: list[Measured] = []
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
@@ -109,20 +127,26 @@ def fed(stage: StageFunction, feed: Sequence[Group], seconds: float) -> tuple[Me
             if not parts:
                 raise
             interrupted = True
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from None
     return parts[0], interrupted
 
 
 def load(name: str) -> StageFunction:
     """Loads a stage by FILE.py:NAME. Raises ValueError where there is no such function."""
-    file, _, function = name.partition(":")
-    path = Path(file)
-    if not (path.is_file() and path.suffix == ".py" and function):
-        raise ValueError(f"{name!r} is no stage. Fix: FILE.py:NAME, a file that is there and a function of it")
-    module = module_of(path, f"stage_{path.stem}")
-    stage = getattr(module, function, None)
-    if not callable(stage):
-        there = [each for each in vars(module) if asyncio.iscoroutinefunction(getattr(module, each))]
-        raise ValueError(f"{file} has no stage {function}. Fix: one of {', '.join(there) or 'none'}")
+    stage, _ = attribute_of(name, "stage")
+    own = stage if inspect.isroutine(stage) or isinstance(stage, partial) else type(stage).__call__
+    who = f"the stage {place_of(stage)}"
+    if inspect.isasyncgenfunction(own):
+        raise ValueError(f"{who} yields. Fix: put items out with await outbox.put(item)")
+    if not inspect.iscoroutinefunction(own):
+        raise ValueError(f"{who} is not async. Fix: async def {name.rpartition(':')[2]}(inbox, outbox)")
+    try:
+        inspect.signature(stage).bind(None, None)
+    except TypeError as error:
+        raise ValueError(
+            f"{who} cannot be called with an inbox and an outbox: {error}. Fix: let it take both"
+        ) from error
     checked: StageFunction = stage
     return checked
 

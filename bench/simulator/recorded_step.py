@@ -17,6 +17,7 @@ from bench.simulator.machine import Machine
 from engine.balancing.step_cost import StepCost
 from engine.diagnosis.step_window import StepWindow
 from engine.metric_names import HOST_MACHINE_CPU_SHARE, TIME_STEP_S
+from engine.recording.damage import readable
 from engine.recording.reader import RecordedRun
 from engine.recording.records import RecordedGroup, Segment
 from engine.view.run_files import RunFiles
@@ -57,19 +58,21 @@ def recorded(
     """
     run = RecordedRun(path)
     groups = run.groups(run.find(step))
-    if not groups:
-        raise ValueError(f"step {step} of {run.folder} is damaged. Fix: step= takes another one of {run.steps}")
+    if not (found := readable(run, step, len(groups))).is_whole:  # a part of a step takes less time than all of it
+        whole = [each for each in run.steps if readable(run, each, len(run.outlines(each))).is_whole]
+        fix = f"step= takes one of {whole}" if whole else "name another run, since no step of this one is whole"
+        raise ValueError(f"{found.sentence} It cannot be compared with the time that all took. Fix: {fix}")
     blocks, count = _fleet(path, replicas, kv_blocks)
     members = [member for recorded in groups for member in recorded.group.trajectories]
-    whole = list(traced(groups))
-    if not whole:
+    trace = list(traced(groups))
+    if not trace:
         raise ValueError(
             f"no trajectory of step {step} has sampled anything. Fix: step= takes another one of {run.steps}"
         )
     cost = step_cost(run, step) if fitted_to is None else _as_fast_as(run, step, step_cost(run, fitted_to))
     machine = Machine(blocks=blocks, block_size=BLOCK, cost=cost)
     return Recorded(
-        trace=whole,
+        trace=trace,
         machine=machine,
         replicas=count,
         makespan_s=max(member.finished_at for member in members) - min(member.started_at for member in members),

@@ -34,6 +34,7 @@ FEWEST = 6  # common steps, below which there are no intervals
 DRAWS = 2000
 MORE_TOKENS, SLOWER = "more tokens", "more time for a token"
 LEAST_PART = 0.001  # of a step: smaller parts are put together
+SAME = 0.0005  # of a step: a smaller difference, with its interval, is none
 LEAST_SHARE = 0.005  # of a step: a smaller part is not named in the sentence
 REST = "the rest"
 NAMED = 4  # parts in the sentence
@@ -66,12 +67,14 @@ class Part:
 class Comparison:
     """Run B beside run A.
 
-    steps: those that both have, without the first and without those of a resumed run. a_s, b_s: mean seconds of a step.
+    steps: those that both have, without the first, which warms up, where there are others, and without those of a
+    resumed run; basis says it. a_s, b_s: mean seconds of a step.
     total: the difference; parts: what it consists of, the largest first. tokens: of a step of B / of A; None if they
     were not counted. unlike: why the two should not be compared. differs: other options in which they differ.
     """
 
     steps: int
+    basis: str
     a_s: float
     b_s: float
     total: Part
@@ -103,8 +106,9 @@ def compare(
     common = sorted(timed_a.keys() & timed_b.keys())
     if not common:
         raise ValueError("the runs have no step in common that both have timed. Fix: let both train some steps")
-    if len(common) > FEWEST:
-        common = [step for step in common if step > 1]  # the first step warms up
+    later = [step for step in common if step > 1]  # the first step warms up
+    basis = _basis(common, later)
+    common = later or common
     rows = [timed_a[step] for step in common], [timed_b[step] for step in common]
     labels = sorted(
         {name for side in rows for row in side for name in parts_of(row)}, key=lambda name: name != SAMPLING
@@ -141,6 +145,7 @@ def compare(
     unlike, differs = _unlike(a_config, b_config)
     return Comparison(
         steps=len(common),
+        basis=basis,
         a_s=a_s,
         b_s=b_s,
         total=total,
@@ -148,7 +153,7 @@ def compare(
         tokens=tokens,
         unlike=tuple(unlike),
         differs=tuple(differs),
-        sentence=_sentence(names, a_s, b_s, total, ordered, tokens, unlike),
+        sentence=_sentence(names, (a_s, b_s), len(common), total, ordered, tokens, unlike),
     )
 
 
@@ -228,9 +233,8 @@ def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], list
     versions = a.get("versions") or {}, b.get("versions") or {}
     for name in sorted(versions[0].keys() | versions[1].keys()):
         there, here = (each.get(name) for each in versions)
-        if there != here:
-            is_machine = name == "processor" and None not in (there, here)
-            (unlike if is_machine else differs).append(f"{name} ({_shown(there)}, {_shown(here)})")
+        if there != here and None not in (there, here):  # what one of them did not record is not known to differ
+            (unlike if name == "processor" else differs).append(f"{name} ({_shown(there)}, {_shown(here)})")
     return unlike, differs
 
 
@@ -244,19 +248,28 @@ def _shown(value: Any) -> str:
 
 def _sentence(
     names: tuple[str, str],
-    a_s: float,
-    b_s: float,
+    means_s: tuple[float, float],
+    steps: int,
     total: Part,
     parts: Sequence[Part],
     tokens: float | None,
     unlike: Sequence[str],
 ) -> str:
+    a_s, b_s = means_s
     share = total.seconds / a_s
-    if total.low is not None and not total.is_sure:
-        told = f"No sure difference: a step of {names[1]} takes {100 * share:+.0f} % "
-        told += f"({100 * total.low / a_s:+.0f} to {100 * (total.high or 0) / a_s:+.0f} %)"
+    if max(abs(total.seconds), abs(total.low or 0.0), abs(total.high or 0.0)) < SAME * a_s:
+        told = f"{names[1]} takes as long for a step as {names[0]}: {_seconds(b_s)}"
+    elif total.low is not None and not total.is_sure:
+        told = f"No sure difference: a step of {names[1]} takes {_percent(share)} "
+        told += f"({_percent(total.low / a_s)} to {_percent((total.high or 0) / a_s)})"
     else:
-        told = f"{names[1]} takes {abs(100 * share):.0f} % {'longer' if share > 0 else 'less'} for a step"
+        took = f"{_percent(abs(share)).lstrip('+')} {'longer' if share > 0 else 'less'}"
+        if total.low is None:
+            told = (
+                f"In {_count(steps)} {names[1]} took {took}, which may be chance, as an interval needs {FEWEST} steps"
+            )
+        else:
+            told = f"{names[1]} takes {took} for a step"
         told += f": {_seconds(abs(total.seconds))} {'more' if share > 0 else 'less'}"
         sure = [part for part in parts if part.is_sure or part.low is None]
         named = [part for part in sure if abs(part.seconds) >= LEAST_SHARE * a_s][:NAMED]
@@ -268,6 +281,24 @@ def _sentence(
     if unlike:
         told = f"These runs should not be compared, since they differ in {', '.join(unlike)}. {told}"
     return told
+
+
+def _basis(common: Sequence[int], later: Sequence[int]) -> str:
+    if not later:
+        return "the first step alone, which warms up: both runs have no other in common"
+    without = ", without the first, which warms up" if len(later) < len(common) else ""
+    return f"{_count(len(later))} that both runs have{without}"
+
+
+def _count(steps: int) -> str:
+    return f"{steps} step{'s' * (steps > 1)}"
+
+
+def _percent(share: float) -> str:
+    """Returns "+12 %", or "+0.3 %" for what would round to nothing."""
+    percent = 100 * share
+    text = f"{percent:+.0f}" if abs(percent) >= 1 or abs(percent) < 0.05 else f"{percent:+.1f}"
+    return f"{'0' if text in ('+0', '-0') else text} %"
 
 
 def _clause(part: Part) -> str:

@@ -3,9 +3,9 @@
     rocstar compare runs/quickstart runs/quickstart-2
 
 The seconds of a step are split into parts that add up to them: sampling, and what idle replicas waited for. Each part
-has a 95 % interval over the steps that both runs have; a part whose interval contains zero is not sure. It is said if
-the runs should not be compared (another machine, model or batch), and in which other options they differ. The last line
-is one JSON object.
+has a 95 % interval over the steps that both runs have; a part whose interval contains zero is not sure. The first step
+warms up and is left out where there are others. It is said if the runs should not be compared (another machine, model
+or batch), and in which other options they differ. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def table(compared: Comparison) -> Table:
         interval = "" if part.low is None or part.high is None else f"{part.low:+.3f} to {part.high:+.3f} s"
         share = f"{100 * part.seconds / compared.a_s:+.1f} %"
         shown.add_row(part.name, f"{part.seconds:+.3f} s", share, interval, _doubt(part))
-    shown.caption = (
-        f"{compared.steps} steps of both; a step took {compared.a_s:.2f} s in A and {compared.b_s:.2f} s in B"
-    )
+    shown.caption = f"Means of {compared.basis}; a step took {compared.a_s:.2f} s in A and {compared.b_s:.2f} s in B"
     shown.caption_justify = "left"
     return shown
 

@@ -5,7 +5,8 @@
     rocstar rollouts runs/quickstart in_flight=true
 
 A line of JSON is a trajectory and what became of it, with the names of `engine.recording.rollouts.Rollout` and
-`engine.types`: its prompt, turns, tool uses, exact token ids and log-probabilities included.
+`engine.types`: its prompt, turns, tool uses, exact token ids and log-probabilities included. Where the record of the
+step is damaged, a line on stderr says how many of its groups can be read.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.table import Table
 from engine.console.options import Positional, parse
 from engine.console.shown import shown
 from engine.errors import BadInput
+from engine.recording.damage import damage, groups_with_tokens
 from engine.recording.files import check_files
 from engine.recording.in_flight import read
 from engine.recording.reader import RecordedRun
@@ -62,6 +64,11 @@ def rollouts(options: Options) -> Iterator[Rollout]:
     check_files(options.run)
     run = RecordedRun(options.run)
     step = run.find(options.step)
+    lost = damage(run, step, read := groups_with_tokens(run, step), with_tokens=True)
+    if lost and not read:
+        raise BadInput(f"{lost[0]} Fix: step= takes another one of {run.steps}")
+    for line in lost:
+        print(printable(line), file=sys.stderr)
     for rollout in rollouts_of(run, step, load_tokenizer(run.tokenizer)):
         right = (rollout.trajectory.reward or 0.0) > 0
         wanted = {"all": True, "right": right, "wrong": not right, "kept": rollout.kept}[options.only]

@@ -31,14 +31,18 @@ async def rivals(rocstar: Sequence[str], run: Path, step: int) -> dict[str, Any]
 
 
 # The other selections that the page offers, by number.
-SELECTIONS = ("algorithm=grpo", "algorithm=random", "penalties=errors", "penalties=format", "smoothing=0.5")
+SELECTIONS = (
+    "algorithm=grpo",
+    "algorithm=random",
+    *(f"algorithm=roc {one}" for one in ("penalties=errors", "penalties=format", "smoothing=0.5")),
+)
 
 
 async def reverify(rocstar: Sequence[str], run: Path, step: int, selection: int) -> dict[str, Any]:
     """Selects a step's groups by another one of SELECTIONS. Raises NotThere as `asked` does."""
     if not 0 <= selection < len(SELECTIONS):
         raise NotThere(f"there is no selection {selection}")
-    command = [*rocstar, "reverify", _path(run), f"step={step}", SELECTIONS[selection]]
+    command = [*rocstar, "reverify", _path(run), f"step={step}", *SELECTIONS[selection].split()]
     return await asked("the selection", command)
 
 

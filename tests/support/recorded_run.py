@@ -63,6 +63,16 @@ def write_step(folder: Path, step: int, *, groups: int = 4, samples: int = 4) ->
     files.append_to(files.rows_path(folder), row)
 
 
+def damaged(path: Path, how: str) -> None:
+    """Damages a file: "cut" leaves its first half, "flipped" changes the byte in its middle."""
+    data = bytearray(path.read_bytes())
+    if how == "cut":
+        del data[len(data) // 2 :]
+    else:
+        data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
 def made_row(step: int, groups: list[RecordedGroup]) -> StepRow:
     rows = [
         GroupRow(

@@ -30,7 +30,7 @@ class _Decision(NamedTuple):
 
 def placement_of(run: RunFiles, step: int) -> dict[str, Any]:
     """Returns how many decisions a step had, with means by rule. started_at: when the first trajectory of the step
-    began. Raises NotThere.
+    began. groups: how many groups can be read, of `groups_written`. Raises NotThere.
 
     headroom_blocks, waited_s: means. cached: mean share of a turn's input that came from the prefix cache.
     """
@@ -44,6 +44,8 @@ def placement_of(run: RunFiles, step: int) -> dict[str, Any]:
         "started_at": _began(groups),
         "count": sum(map(len, by_rule.values())),
         "page": PAGE,
+        "groups": len(groups),
+        "groups_written": run.recorded.groups_written(step),
         "rules": [{"rule": rule, **_means(by_rule[rule])} for rule in rules],
     }
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.recording.outlines import CallOutline
+from engine.recording.damage import damage
+from engine.recording.outlines import CallOutline, RecordedOutline
 from engine.types import ToolUse
 from engine.view.answers.trajectories import NotThere, plain
 from engine.view.run_files import RunFiles
@@ -31,6 +32,7 @@ class CallPlace(NamedTuple):
 def tool_calls_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
     """Returns figures over the calls of the steps from first to last, and the slowest calls whole. Raises NotThere.
 
+    damage: a sentence for each step of which not all groups can be read, as their calls are not counted.
     asked: how many of these steps are recorded; steps: the newest of them, as many as hold CALLS calls. kinds: calls by
     tool and outcome; their seconds are quantiles from dispatch to result, and medians of the part before they ran
     (queue) and of the rest (run), None where that was not measured.
@@ -40,15 +42,19 @@ def tool_calls_of(run: RunFiles, first: int, last: int) -> dict[str, Any]:
         raise NotThere("no recorded step (record/steps) holds tool calls of this run")
     steps: list[int] = []
     calls: list[tuple[CallPlace, CallOutline]] = []
+    lost: list[str] = []
     for step in reversed(asked):
         if len(calls) >= CALLS:
             break
         steps.insert(0, step)
-        calls += _outlines(run, step)
+        groups = run.recorded.outlines(step)
+        calls += _calls(groups)
+        lost = [*damage(run.recorded, step, len(groups)), *lost]
     slowest = heapq.nlargest(SLOWEST, calls, key=lambda call: _latency_s(call[1]))
     return {
         "asked": len(asked),
         "steps": steps,
+        "damage": lost,
         "count": len(calls),
         "kinds": _kinds([use for _, use in calls]),
         "histogram": _histogram([_latency_s(use) for _, use in calls]),
@@ -69,11 +75,11 @@ def _latency_s(use: CallOutline) -> float:
     return use.finished_at - use.dispatched_at
 
 
-def _outlines(run: RunFiles, step: int) -> Iterator[tuple[CallPlace, CallOutline]]:
-    for recorded in run.recorded.outlines(step):
+def _calls(groups: Sequence[RecordedOutline]) -> Iterator[tuple[CallPlace, CallOutline]]:
+    for recorded in groups:
         for member in recorded.group.trajectories:
             for number, use in enumerate(member.tool_uses):
-                yield CallPlace(step, recorded.number, member.sample, number), use
+                yield CallPlace(recorded.step, recorded.number, member.sample, number), use
 
 
 def _whole(run: RunFiles, places: Sequence[CallPlace]) -> Iterator[tuple[CallPlace, ToolUse]]:

@@ -393,12 +393,14 @@
 /** @typedef {{ step: number, group: number, sample: number }} Owner */
 
 /**
- * page: how many decisions a page of them has.
+ * page: how many decisions a page of them has. groups: how many can be read, of groups_written.
  * @typedef {{
  *   step: number,
  *   started_at: number,
  *   count: number,
  *   page: number,
+ *   groups: number,
+ *   groups_written: number,
  *   rules: Rule[],
  * }} Placement
  */
@@ -429,10 +431,12 @@
  */
 
 /**
- * asked: how many recorded steps were asked for; steps: those that were counted.
+ * asked: how many recorded steps were asked for; steps: those that were counted; damage: what of
+ * them cannot be read.
  * @typedef {{
  *   asked: number,
  *   steps: number[],
+ *   damage: string[],
  *   count: number,
  *   kinds: CallKind[],
  *   histogram: { counts: number[], edges_s: number[] } | null,
@@ -518,6 +522,7 @@
 /**
  * @typedef {{
  *   steps: number,
+ *   basis: string,
  *   a_s: number,
  *   b_s: number,
  *   total: StepPart,

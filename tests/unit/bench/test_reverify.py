@@ -13,10 +13,12 @@ from bench.commands.reverify import Options, main, reverify
 from bench.reselection import OtherRoC
 from engine.recording import files
 from engine.view.programs import SELECTIONS
-from tests.support.recorded_run import TOKENIZER, made_group, made_row, made_tokens
+from tests.support.recorded_run import TOKENIZER, damaged, made_group, made_row, made_tokens
 
 REWARDS = """
 import asyncio
+
+from engine.ports import GraderUnavailable
 
 async def of_odd_samples(trajectory):
     await asyncio.sleep(0.001 * (4 - trajectory.sample % 4))  # they end in another order
@@ -29,6 +31,12 @@ def fails(trajectory):
     if trajectory.sample == 2:
         raise KeyError("no such key")
     return 1.0
+
+def refuses(trajectory):
+    raise ValueError("boom")
+
+def unavailable(trajectory):
+    raise GraderUnavailable("no grader")
 
 class First:
     sees_group = True
@@ -99,6 +107,60 @@ async def test_a_reward_that_sees_the_group_grades_it_whole(run):
 def test_an_exception_of_a_reward_names_the_trajectory(run, capsys):
     assert main([str(run), f"reward={run}/rewards.py:fails"]) == 1
     assert "train-1-0, sample 2" in capsys.readouterr().err
+    assert main([str(run), f"reward={run}/rewards.py:refuses"]) == 1  # a ValueError, too, is the reward's
+    said = capsys.readouterr().err.splitlines()[-1]
+    line = 1 + REWARDS.splitlines().index('    raise ValueError("boom")')
+    assert f"ValueError: boom (rewards.py:{line})" in said
+    assert "for train-1-0, sample 0" in said
+
+
+def test_a_file_with_a_mistake_is_one_line(run, capsys):
+    (run / "mistake.py").write_text("x = 1\ndef f(:\n")
+    (run / "raises.py").write_text("\nraise KeyError('x')\n")
+    for name, at in (("mistake.py", "mistake.py:2"), ("raises.py", "raises.py:2")):
+        assert main([str(run), f"reward={run}/{name}:f"]) == 2
+        said = capsys.readouterr().err.strip()
+        assert at in said
+        assert "Fix:" in said
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        (["group_size=999"], "at most 8"),
+        (["group_size=5", "rollouts=4"], "at most 4"),
+        (["algorithm=grpo", "smoothing=0.5"], "algorithm=roc"),
+        (["algorithm=random", "penalties=errors"], "algorithm=roc"),
+        (["algorithm=grpo", "group_size=2"], "rollouts="),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(run, options, fix, capsys):
+    assert main([str(run), *options]) == 2
+    assert fix in capsys.readouterr().err
+
+
+def test_what_was_not_measured_is_no_zero(run, capsys):
+    assert main([str(run), f"reward={run}/rewards.py:unavailable"]) == 0
+    *shown, last = capsys.readouterr().out.splitlines()
+    total = json.loads(last)["total"]
+    assert total["other_correct"] is total["rewards_changed"] is total["other_mean_advantage"] is None
+    assert total["other_error_share"] is None
+    assert total["error_share"] > 0
+    assert "none of 48 trajectories could be graded" in shown[0]
+    assert "-> –" in shown[-2]
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_damaged_step_is_said(run, how, capsys):
+    path = files.step_path(files.folder_of(run), 2)
+    damaged(path, how)
+    assert main([str(run)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    lost = json.loads(out[-1])["damage"]
+    assert len(lost) == 1
+    assert "of 3 groups of step 2 can be read" in lost[0]
+    assert lost[0] in out[:-1]
 
 
 async def test_other_selections_keep_other_trajectories(run):
@@ -134,7 +196,7 @@ async def test_a_configuration_that_does_not_say_how_it_selected_is_named(run):
     (run / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="algorithm="):
         await reverify(Options(run=run))
-    answer = await reverify(Options(run=run, algorithm="grpo", group_size=4))
+    answer = await reverify(Options(run=run, algorithm="grpo"))
     assert answer["total"]["comparable"] == 0
     assert "not in its configuration" in answer["notes"][0]
 
@@ -162,7 +224,7 @@ def test_a_reward_that_is_not_there_is_refused(run, reward, capsys):
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_what_the_page_offers_is_understood(run, selection):
-    assert main([str(run), "step=1", selection]) == 0
+    assert main([str(run), "step=1", *selection.split()]) == 0
 
 
 def test_the_last_line_is_the_answer(run, capsys):

@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from msgspec.structs import replace
 
-from bench.commands.rivals import Prediction, compare, error_of, load, main, predictions, verdict
+from bench.__main__ import main as rocstar_bench
+from bench.commands.rivals import Prediction, changes, compare, error_of, load, main, of_mine, predictions, verdict
+from bench.measuring import user_policy
 from bench.placement.policies import OURS, POLICIES
 from bench.placement.workload import Turn
 from bench.simulator.recorded_step import recorded, step_cost, traced
@@ -64,6 +67,17 @@ def test_a_step_that_is_not_kept_is_refused_with_those_that_are(run):
         recorded(run, 9)
 
 
+def test_a_step_of_which_groups_are_lost_is_not_set_against_the_time_of_all(run):
+    path = files.step_path(files.folder_of(run), 2)
+    data = path.read_bytes()
+    third = len(files.packed(RecordedRun(run).rows()[1])) + sum(
+        len(files.packed(each)) for each in RecordedRun(run).groups(2)[:2]
+    )
+    path.write_bytes(data[: third + 9])
+    with pytest.raises(ValueError, match=r"2 of 4 groups of step 2 can be read.*one of \[1, 3\]"):
+        recorded(run, 2)
+
+
 def test_a_run_that_does_not_say_its_replicas_or_has_no_timeline_is_refused(run):
     for path in (run / "record" / "timeline").iterdir():
         path.unlink()
@@ -115,11 +129,14 @@ def test_steps_are_predicted_from_those_before_them(run):
 
 def test_without_enough_predictions_the_error_is_said_to_be_unknown(run):
     answer = compare(recorded(run, 2), made=predictions(run, 2))
-    assert answer["error"] is None
+    assert answer["error_log"] is None
     assert "not known" in answer["sentence"]
 
 
 POLICIES_OF_MINE = """
+import time
+
+from engine.balancing.balancer import Place
 from engine.balancing.round_robin import RoundRobin
 
 class Mine(RoundRobin):
@@ -132,22 +149,69 @@ def fitting(setting):
 class Broken(RoundRobin):
     def decide(self, now):
         raise KeyError("x")
+
+class Refuses(RoundRobin):
+    def __init__(self):
+        raise ValueError("boom")
+
+class Async(RoundRobin):
+    async def decide(self, now):
+        return []
+
+class Elsewhere(RoundRobin):
+    def decide(self, now):
+        return [Place(key=each.key, replica=7, rule="x", headroom_blocks=0.0) for each in super().decide(now)]
+
+class Nothing(RoundRobin):
+    def decide(self, now):
+        return None
+
+class Hangs(RoundRobin):
+    def decide(self, now):
+        while True:
+            pass
+
+class Less:
+    pass
 """
 
 
-def test_a_policy_of_mine_is_a_row_and_its_failure_one_line(run):
+def test_a_policy_of_mine_is_a_row(run):
     file = run / "mine.py"
     file.write_text(POLICIES_OF_MINE)
+    step = recorded(run, 2)
     for name in ("Mine", "fitting"):
-        rows = {row["policy"]: row for row in compare(recorded(run, 2), policies=load(f"{file}:{name}"))["rows"]}
+        rows = {row["policy"]: row for row in compare(step, mine=of_mine(step, load(f"{file}:{name}")))["rows"]}
         assert rows[name]["makespan_s"] == rows["round_robin"]["makespan_s"]
-    with pytest.raises(ValueError, match="the policy Broken failed: KeyError"):
-        compare(recorded(run, 2), policies=load(f"{file}:Broken"))
     for name in ("missing", "__name__"):
         with pytest.raises(ValueError, match="Fix:"):
             load(f"{file}:{name}")
     with pytest.raises(ValueError, match="Fix:"):
         load("none.py:Mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Broken", r"the policy Broken failed: KeyError: 'x' \(mine.py:16\) in decide"),
+        ("Refuses", r"ValueError: boom \(mine.py:20\)"),
+        ("Async", r"Async.decide \(mine.py:23\) is async"),
+        ("Elsewhere", r"Elsewhere.decide \(mine.py:27\) placed trajectory \d+ on replica 7.*Fix: .* 0, 1"),
+        ("Nothing", r"returned None.*Fix: return a list of Place"),
+        ("Hangs", r"did not return within 0.2 s \(mine.py:3[67]\)"),
+        ("Less", r"has no replica_up.*RoundRobin"),
+    ],
+)
+def test_a_failure_of_a_policy_of_mine_is_one_line_before_all_else(run, name, says, capsys, monkeypatch):
+    monkeypatch.setattr(user_policy, "DEADLINE_S", 0.2)
+    file = run / "mine.py"
+    file.write_text(POLICIES_OF_MINE)
+    assert rocstar_bench(["rivals", str(run), "step=2", f"policy={file}:{name}"]) == 2
+    *before, said = capsys.readouterr().err.splitlines()
+    assert re.search(says, said)
+    assert before in ([], [f"simulating your policy {name}"])
+    if name in ("Async", "Refuses", "Less"):
+        assert not before
 
 
 def test_another_fleet_is_compared_with_the_run_as_it_was(run):
@@ -157,6 +221,25 @@ def test_another_fleet_is_compared_with_the_run_as_it_was(run):
     assert rows[OURS]["verdict"] != "as it ran"
     assert "1 replica of 150 KV blocks" in answer["sentence"]
     assert answer["fidelity"] == compare(step)["fidelity"]
+    for lever in answer["levers"]:
+        assert lever["ratio"] == pytest.approx(lever["makespan_s"] / rows[OURS]["makespan_s"])
+    twice = next(lever for lever in answer["levers"] if lever["lever"] == "twice the KV cache")
+    larger = compare(step, recorded(run, 2, replicas=1, kv_blocks=300))["rows"][0]
+    assert twice["makespan_s"] == pytest.approx(larger["makespan_s"])
+    assert "1 replica of 150 KV blocks" in answer["lever"]
+
+
+def test_slow_tool_calls_are_a_lever_only_where_they_take_time(run):
+    """The step takes 0.71 s: a call of 0.5 s can be quicker, and one of a millisecond does not matter."""
+    step = recorded(run, 2)
+    turn = Turn(prompt_new_tokens=10, gen_tokens=20, tool_latency_s=0.00028)
+
+    def named(last_s):
+        turns = (turn,) * 30 + (dataclasses.replace(turn, tool_latency_s=last_s), turn)
+        return [*changes(dataclasses.replace(step, trace=[dataclasses.replace(step.trace[0], turns=turns)]))]
+
+    assert "no tool call slower than nine in ten (0.28 ms)" in named(0.5)
+    assert not [name for name in named(0.001) if "tool" in name]
 
 
 @pytest.mark.parametrize(("recipe", "blocks"), [("recipes/quickstart.py", 2048), ("recipes/train_on_file.py", 1024)])

@@ -8,8 +8,9 @@ import pytest
 from bench.__main__ import main
 from bench.commands.stage import fed, groups, load, pace
 from engine.errors import BadInput
+from engine.recording import files
 from engine.recording.reader import RecordedRun
-from tests.support.recorded_run import write_recorded_run
+from tests.support.recorded_run import damaged, write_recorded_run
 
 STAGES = """
 import asyncio, time
@@ -35,6 +36,23 @@ async def waits(inbox, outbox):
     async for group in inbox:
         await asyncio.sleep(0.01)
         await outbox.put(group)
+
+async def raises(inbox, outbox):
+    async for group in inbox:
+        raise KeyError("no such key")
+
+async def takes_one(inbox):
+    pass
+
+def is_plain(inbox, outbox):
+    pass
+
+async def yields(inbox, outbox):
+    async for group in inbox:
+        yield group
+
+async def ends(inbox, outbox):
+    pass
 
 async def never(inbox, outbox):
     await asyncio.Event().wait()
@@ -117,6 +135,31 @@ def test_the_pace_of_a_run_is_that_of_its_steps(tmp_path):
 def test_what_is_no_stage_is_named(name, named, stages):
     with pytest.raises(ValueError, match=named):
         load(name.format(stages=stages))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raises", "KeyError: 'no such key' (my_stages.py:{line})"),
+        ("takes_one", "takes_one (my_stages.py:"),
+        ("is_plain", "is not async"),
+        ("yields", "outbox.put"),
+        ("ends", "ends (my_stages.py:"),
+    ],
+)
+def test_a_stage_that_fails_is_one_line_with_its_place(name, says, run, stages, tmp_path, capsys):
+    assert main(["stage", f"{stages}:{name}", f"feed={tmp_path}", "step=1", "seconds=0.1"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    line = 1 + STAGES.splitlines().index('        raise KeyError("no such key")')
+    assert says.format(line=line) in said[-1]
+    assert "Fix:" in said[-1]
+    assert len(said) < 5
+
+
+def test_a_damaged_step_is_said(run, stages, tmp_path, capsys):
+    damaged(files.step_path(run.folder, 2), "cut")
+    assert main(["stage", f"{stages}:waits", f"feed={tmp_path}", "seconds=0.1"]) == 0
+    assert "of 4 groups of step 2 can be read" in capsys.readouterr().out
 
 
 def test_a_run_without_that_step_is_named(run):

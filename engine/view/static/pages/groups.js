@@ -18,7 +18,7 @@ import {
 } from "view/parts/dom";
 import { fixed, mean, percent, seconds, signed, sum, whole } from "view/parts/format";
 import { virtualList } from "view/parts/list";
-import { chosenStep, RECORDS, sampledTokens } from "view/parts/recorded";
+import { chosenStep, damage, RECORDS, sampledTokens } from "view/parts/recorded";
 import { otherSelections } from "view/parts/selections";
 
 /** @import { Group, Groups, Member, Outline } from "view/answers" */
@@ -173,14 +173,7 @@ function overview({ groups, groups_written }) {
   const reasons = Object.entries(waste).map(([reason, count]) => `${reason} ${whole(count)}`);
   const isTorn = groups.length < groups_written;
   return [
-    isTorn
-      ? h(
-          "div",
-          { class: "problem" },
-          `The record of this step is damaged: ${whole(groups.length)} of ` +
-            `${whole(groups_written)} groups can be read, and only these are counted here.`,
-        )
-      : null,
+    damage(groups.length, groups_written),
     figures([
       [
         "Groups",

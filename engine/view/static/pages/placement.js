@@ -8,7 +8,7 @@ import { runColor } from "view/parts/colors";
 import { card, empty, h, namedCard, note, stepChooser, table, toolbar } from "view/parts/dom";
 import { fixed, mean, percent, seconds, whole } from "view/parts/format";
 import { virtualList } from "view/parts/list";
-import { chosenStep, freeBlocks, RECORDS, replicaName } from "view/parts/recorded";
+import { chosenStep, damage, freeBlocks, RECORDS, replicaName } from "view/parts/recorded";
 
 /** @import { Decision, EngineSteps, Placement, ReplicaLane, Rivals } from "view/answers" */
 /** @import { Run, Timeline } from "view/answers" */
@@ -38,6 +38,7 @@ export async function placement({ run, runs, query, set, go }) {
   );
   return [
     chooser,
+    damage(answer.groups, answer.groups_written),
     await kvUse(run, runs[run], answer),
     rules(answer),
     counterfactual(run, step),

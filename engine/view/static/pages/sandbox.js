@@ -121,15 +121,18 @@ async function recorded({ run, runs, query, set, go }) {
         : null,
     ),
   );
+  const lost = answer.damage.map((line) => h("div", { class: "problem" }, line));
   if (!answer.count)
     return [
       chooser,
+      lost,
       card("Calls", empty("No call was made in these steps", "The model answered without a tool.")),
     ];
   /** @param {SlowCall} call */
   const open = ({ step, group, sample }) => go("trajectory", { step, group, sample });
   return [
     chooser,
+    lost,
     h("div", { class: "two" }, outcomes(answer), latencies(answer)),
     namedCard(
       "slowest",

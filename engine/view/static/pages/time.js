@@ -19,7 +19,7 @@ import {
 } from "view/parts/dom";
 import { fixed, percent, seconds, sum, whole } from "view/parts/format";
 import { Lanes } from "view/parts/lanes";
-import { RECORDS, replicaName } from "view/parts/recorded";
+import { chosenStep, RECORDS, replicaName } from "view/parts/recorded";
 import { stacked } from "view/parts/stacked";
 
 /** @import { Metrics, ReplicaLane, Timeline } from "view/answers" */
@@ -193,7 +193,7 @@ function blockedLines(rows) {
  * @param {number[]} steps
  */
 async function timeline({ run, runs, query, set, go }, steps) {
-  const step = timelineStep(Number(query.step), steps, runs[run].last);
+  const step = query.step ? chosenStep(steps, query.step) : newestTrained(steps, runs[run].last);
   const count = Math.max(1, Number(query.count ?? 1));
   const last =
     steps
@@ -371,16 +371,12 @@ function thinned({ tracks, replicas, replica_count }) {
 }
 
 /**
- * Returns the step that is asked for, else the newest trained one: a later one has only the last
- * evaluation.
- * @param {number} asked
+ * Returns the newest trained step: a later one has only the last evaluation.
  * @param {number[]} steps
  * @param {number} trained
  */
-function timelineStep(asked, steps, trained) {
-  if (steps.includes(asked)) return asked;
-  return steps.findLast((step) => step <= trained) ?? steps[steps.length - 1];
-}
+const newestTrained = (steps, trained) =>
+  steps.findLast((step) => step <= trained) ?? steps[steps.length - 1];
 
 /**
  * @param {Timeline} timeline

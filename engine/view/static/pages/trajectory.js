@@ -17,7 +17,14 @@ import {
 } from "view/parts/dom";
 import { fixed, number, percent, seconds, signed, whole } from "view/parts/format";
 import { programOf } from "view/parts/program";
-import { chosenStep, freeBlocks, listed, RECORDS, sampledTokens } from "view/parts/recorded";
+import {
+  chosenStep,
+  damage,
+  freeBlocks,
+  listed,
+  RECORDS,
+  sampledTokens,
+} from "view/parts/recorded";
 import { tokenView } from "view/parts/tokens";
 
 /** @import { Part, Placed, ToolUse, Trajectory, Turn } from "view/answers" */
@@ -82,6 +89,7 @@ export async function trajectory({ run, runs, query, set, go }) {
           : null,
       ),
     ),
+    damage(groups.groups.length, groups.groups_written),
     facts(answer),
     namedCard(
       "conversation",

@@ -1,6 +1,7 @@
 // Describes a run's record for several pages: which steps it has, and the names of its replicas.
 
 import { Problem } from "view/api";
+import { h } from "view/parts/dom";
 import { sum, whole } from "view/parts/format";
 
 /** @import { Outline } from "view/answers" */
@@ -29,6 +30,21 @@ export function chosenStep(steps, asked) {
 /** Returns "1, 2, 3, ..., 38, 39, 40" for many numbers. @param {number[]} numbers */
 export const listed = (numbers) =>
   (numbers.length > 8 ? [...numbers.slice(0, 3), "...", ...numbers.slice(-3)] : numbers).join(", ");
+
+/**
+ * Says that a step is shown in part; null where all of its groups can be read.
+ * @param {number} read groups that can be read
+ * @param {number} written groups that the step had
+ */
+export const damage = (read, written) =>
+  read < written
+    ? h(
+        "div",
+        { class: "problem" },
+        `The record of this step is damaged: ${whole(read)} of ${whole(written)} groups can be ` +
+          "read, and only these are counted here.",
+      )
+    : null;
 
 /** @param {{ node: string, replica: number }} replica */
 export const replicaName = ({ node, replica }) => `replica ${node ? `${node} ` : ""}${replica}`;

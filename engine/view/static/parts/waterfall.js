@@ -14,7 +14,7 @@ const signed = (value) => (value > 0 ? "+" : "") + seconds(value);
  * @param {string} other name of the run that this one is compared with
  */
 export function waterfall(comparison, other) {
-  const { sentence, parts, total, a_s, steps } = comparison;
+  const { sentence, parts, total, a_s, basis } = comparison;
   const bars = placed(parts);
   const low = Math.min(0, ...bars.map(({ from, to }) => Math.min(from, to)));
   const high = Math.max(0, ...bars.map(({ from, to }) => Math.max(from, to)));
@@ -39,7 +39,7 @@ export function waterfall(comparison, other) {
       ),
     ),
     note(
-      `The parts add up to the difference of the mean of ${steps} steps that both runs have. ` +
+      `The parts add up to the difference of the means of ${basis}. ` +
         "A pale bar is not sure: its interval over the steps contains zero.",
     ),
   );

@@ -103,9 +103,32 @@ def test_a_copy_of_the_model_in_another_checkout_and_an_option_that_is_new_are_n
 
 def test_few_steps_have_no_interval():
     compared = compare(rows_of(4), rows_of(4, seed=1, tail=0.6), CONFIG, CONFIG)
-    assert compared.steps == 4
+    assert compared.steps == 3
+    assert compared.basis == "3 steps that both runs have, without the first, which warms up"
+    assert compared.sentence.startswith("In 3 steps B took ")
+    assert "may be chance" in compared.sentence
     assert compared.total.low is None
     assert all(part.low is None for part in compared.parts)
+
+
+def test_runs_of_one_step_are_compared_by_it_and_it_is_said():
+    compared = compare(rows_of(1), rows_of(1, seed=1, tail=0.6), CONFIG, CONFIG)
+    assert compared.steps == 1
+    assert compared.basis.startswith("the first step alone")
+    assert "In 1 step B" in compared.sentence
+
+
+@pytest.mark.parametrize("steps", [1, 4, 40])
+def test_a_run_beside_itself_takes_as_long(steps):
+    sentence = compare(rows_of(steps), rows_of(steps), CONFIG, CONFIG).sentence
+    assert sentence.startswith("B takes as long for a step as A: 1.")
+    assert "%" not in sentence
+
+
+def test_what_one_run_did_not_record_is_not_called_a_difference():
+    old = CONFIG | {"versions": {"torch": "1"}}
+    compared = compare(rows_of(), rows_of(), old, CONFIG)
+    assert compared.unlike == compared.differs == ()
 
 
 def test_only_common_steps_count_without_the_first_and_resumed_ones():

@@ -15,7 +15,7 @@ from engine.recording.records import FORMAT
 from engine.types import Segment
 from tests.support.algo_fakes import tool_use
 from tests.support.fakes import a_prompt, a_rollout, a_trajectory
-from tests.support.recorded_run import TOKENIZER, write_recorded_run
+from tests.support.recorded_run import TOKENIZER, damaged, write_recorded_run
 from tests.support.viewed_runs import write_in_flight, write_viewed_run
 
 
@@ -58,6 +58,14 @@ def test_numbers_that_were_not_recorded_are_null(run, capfdbinary):
     trajectory = json.loads(line)["trajectory"]
     assert set(trajectory["logprobs_T"]) == {None}
     assert len(trajectory["token_ids_T"]) == len(trajectory["logprobs_T"])
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+@pytest.mark.parametrize("options", [[], ["jsonl=true"]])
+def test_a_damaged_step_says_how_many_of_its_groups_can_be_read(run, how, options, capsys):
+    damaged(files.step_path(files.folder_of(run), 2), how)
+    assert main([str(run), *options]) in (0, 2)  # 2 where none can be
+    assert "of 3 groups of step 2 can be read" in capsys.readouterr().err
 
 
 def test_what_is_not_there_is_one_line(tmp_path, capsys):

@@ -278,3 +278,7 @@ def test_a_torn_step_says_how_many_of_its_groups_are_left(tmp_path):
     os.truncate(path, ends[5] + 7)  # its row, five groups, and a part of the next
     found = questions(tmp_path / "run").answer("groups", {"run": "0", "step": "3"})
     assert (len(found["groups"]), found["groups_written"]) == (5, 8)
+    placement = questions(tmp_path / "run").answer("placement", {"run": "0", "step": "3"})
+    assert (placement["groups"], placement["groups_written"]) == (5, 8)
+    calls = questions(tmp_path / "run").answer("tool-calls", {"run": "0", "first": "1", "last": "3"})
+    assert calls["damage"] == ["The record of step 3 is damaged: 5 of 8 groups of step 3 can be read."]
