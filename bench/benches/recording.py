@@ -78,7 +78,6 @@ METRICS = {
     "thread_s": milliseconds("in the thread", "CPU of the recording's thread, per step", kind=Kind.CPU),
     "step_s": seconds("a recorded step", "without evaluations"),
     "step_cpu_s": Metric(title="its CPU", doc="of all processes", kind=Kind.CPU, unit=" s"),
-    "step_bytes": Metric(title="written", doc="per step", kind=Kind.COUNT, form=".0f", scale=1 / 1024, unit=" kB"),
 }
 
 
@@ -93,15 +92,13 @@ class Step:
     learn_s: float
     loop_s: float
     thread_s: float
-    bytes: int
 
 
 class Spent(NamedTuple):
-    """CPU and bytes since the start of the run."""
+    """CPU since the start of the run."""
 
     cpu_s: float
     node_s: float
-    bytes: int
 
 
 class Switch:
@@ -148,7 +145,6 @@ class Switch:
             learn_s=metrics[metric.TIME_LEARN_S],
             loop_s=self._loop_s,
             thread_s=self._thread_s,
-            bytes=spent.bytes - before.bytes,
         )
         self._loop_s = self._thread_s = 0.0
         self._on = next(self._order)
@@ -156,7 +152,7 @@ class Switch:
 
     def _spent(self) -> Spent:
         cpu_s = sum(cpu_seconds(os.getpid()).values())
-        return Spent(cpu_s=cpu_s, node_s=time.process_time(), bytes=_size(self._recording))
+        return Spent(cpu_s=cpu_s, node_s=time.process_time())
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -173,10 +169,6 @@ class Switch:
                 self._thread_s += time.thread_time() - started
 
         self._post(run)
-
-
-def _size(recording: Recording) -> int:
-    return sum(path.stat().st_size for path in recording._folder.folder.rglob("*.*") if path.suffix in (".rec", ".seg"))
 
 
 def order_of_pairs(seed: int) -> Iterator[bool]:
@@ -237,7 +229,6 @@ def figures(on: Step, off: Step) -> dict[str, float]:
         "thread_s": on.thread_s,
         "step_s": on.wall_s,
         "step_cpu_s": on.cpu_s,
-        "step_bytes": on.bytes,
     }
 
 

@@ -10,7 +10,7 @@ from bench.measuring.bench import BenchFailed
 from engine.recording.recording import Recording
 
 
-def a_step(*, recorded, wall_s=1.0, cpu_s=1.0, loop_s=0.0, thread_s=0.0, bytes=0):
+def a_step(*, recorded, wall_s=1.0, cpu_s=1.0, loop_s=0.0, thread_s=0.0):
     return Step(
         recorded=recorded,
         wall_s=wall_s,
@@ -19,7 +19,6 @@ def a_step(*, recorded, wall_s=1.0, cpu_s=1.0, loop_s=0.0, thread_s=0.0, bytes=0
         learn_s=0.5,
         loop_s=loop_s,
         thread_s=thread_s,
-        bytes=bytes,
     )
 
 
@@ -42,11 +41,11 @@ def test_a_step_without_a_neighbour_does_not_count():
 
 
 def test_the_direct_figures_are_those_of_the_recorded_step():
-    on = a_step(recorded=True, cpu_s=1.1, loop_s=0.001, thread_s=0.010, bytes=2048)
+    on = a_step(recorded=True, cpu_s=1.1, loop_s=0.001, thread_s=0.010)
     [figures] = kept([a_step(recorded=False), on])
     assert figures["cpu_ratio"] == pytest.approx(1.1)
     assert figures["direct_share"] == pytest.approx(0.01)
-    assert (figures["loop_s"], figures["step_bytes"]) == (0.001, 2048)
+    assert figures["loop_s"] == 0.001
     assert figures.keys() == METRICS.keys()
 
 
