@@ -36,10 +36,10 @@ QUESTIONS = {
     "limit": Question(
         text="Is it the tools, the KV cache, the engines or the event loop that limits my run?",
         commands=("rocstar run recipes/quickstart.py steps=8 name=ask fresh=true",),
-        keep=r"^(\d+ steps in|Healthy|.* limits? this run|  alarm|  advice|Nothing|Sampling)",
+        keep=r"^(\d+ steps in|Healthy|.* limit(s|ed)? this run|  alarm|  advice|Nothing|Sampling)",
         picture="engine/view/page.png",
         reading="Every run ends with this sentence; `rocstar view runs/ask` says it while the run goes on, and shows "
-        "each replica's idle time by its cause. The picture is the page of a whole quick start.",
+        "each replica's idle time by its cause. The picture is a step on its page.",
     ),
     "staleness": Question(
         text="What does staleness buy?",
