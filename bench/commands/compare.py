@@ -26,8 +26,8 @@ from typing import Annotated, Any
 
 from bench import ROOT
 from bench.catalogue import CATALOGUE
+from bench.drawing.difference_plot import draw
 from bench.measuring.comparable import obstacles
-from bench.measuring.difference_plot import draw
 from bench.measuring.differences import LEAST_ROUNDS, Difference, compared, show
 from bench.measuring.disturbance import ROUNDS, reason
 from bench.measuring.result import Result

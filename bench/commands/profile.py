@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bench.measuring.flame_graph import flame_graph
+from bench.drawing.flame_graph import flame_graph
 from bench.measuring.stacks import Stack, read, speedscope, working, write_text
 from bench.measuring.terminal import say, table
 from engine import metric_names as metric

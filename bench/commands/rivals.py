@@ -36,7 +36,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from bench.measuring.rivals_plot import draw
+from bench.drawing.rivals_plot import draw
 from bench.measuring.terminal import say, written
 from bench.measuring.user_file import attribute_of
 from bench.measuring.user_policy import UserPolicy

@@ -24,11 +24,12 @@ from typing import Annotated
 
 from bench import ROOT
 from bench.catalogue import CATALOGUE
-from bench.measuring import recipe_run, sweep_plot
+from bench.drawing import sweep_plot
+from bench.drawing.sweep_plot import beside_others
+from bench.measuring import recipe_run
 from bench.measuring.disturbance import ROUNDS, Surroundings, reason
 from bench.measuring.result import Case, Result, cell, gathered, name_of, summarised
 from bench.measuring.run import commit, environment
-from bench.measuring.sweep_plot import beside_others
 from bench.measuring.terminal import say, table, written
 from engine.console.options import Positional, Rest, parse
 from sandbox.require import at_least, none_or, require

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bench import ROOT
+from bench.drawing.plot import draw
 from bench.measuring import differences
 from bench.measuring.bench import Bench, BenchFailed
 from bench.measuring.comparable import options_that_differ
 from bench.measuring.disturbance import ROUNDS, Surroundings, reason
-from bench.measuring.plot import draw
 from bench.measuring.result import Environment, Figures, Result, gathered, legend, summarised, tables
 from bench.measuring.terminal import say, table, written
 from engine.console.options import flat, parse_all

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.commands.profile import Options, hottest, stages
-from bench.measuring.flame_graph import flame_graph
+from bench.drawing.flame_graph import flame_graph
 from bench.measuring.stacks import Stack, read, speedscope, working, write_text
 
 NODE, REPLICA = 'process 1:"python quickstart.py"', 'process 2:"VLLM::EngineCore"'

@@ -5,9 +5,9 @@ import pytest
 from bench.__main__ import main
 from bench.commands import sweep
 from bench.commands.sweep import Options, combinations, panels, rows_of
+from bench.drawing.sweep_plot import draw, lines_of
 from bench.measuring.metric import ratio, seconds
 from bench.measuring.recipe_run import METRICS, figures
-from bench.measuring.sweep_plot import draw, lines_of
 from engine.console.options import parse
 from tests.support.bench_results import a_result
 
