@@ -2,6 +2,7 @@
 
 Invariants
 - Learner and replicas have devices of their own, or all of them share all devices, or everything runs on the CPU.
+- A rollout node has replicas alone, and all devices that are given are theirs.
 - Parts that share a device never compute at the same time: `max_staleness` is then 0, and the replicas rest while the
   learner trains.
 
@@ -34,17 +35,19 @@ class DevicePlan:
     the first ones, or as many as each side needs, and they share them.
     """
     learner_ranks: int = 1
-    """Processes of the learner, each with a GPU."""
+    """Processes of the learner, each with a GPU. 0 on a rollout node, whose learner is elsewhere."""
     replicas: int = 2
     tensor_parallel: int = 1
     """GPUs of a replica."""
     adapters: bool = False
     """The learner trains adapters, and only they go to the replicas, which serve versions of them side by side."""
+    files: bool = False
+    """Weights are published as files in host memory, which rollout nodes pull, and never go from GPU to GPU."""
     max_staleness: int = 0
     """Must be 0 if learner and replicas share their GPUs: the replicas sleep while it trains."""
 
     def __post_init__(self) -> None:
-        for name, least in (("learner_ranks", 1), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
+        for name, least in (("learner_ranks", 0), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
             require(name, getattr(self, name), at_least(least))
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices must differ, got {self.devices}")
@@ -69,10 +72,11 @@ class DevicePlan:
             return
         owners = ["learner"] * self.learner_ranks + ["replica"] * serving
         example = ",".join(map(str, range(len(owners))))
+        shared_example = f" or {self._shared_example()} (shared)" if self.learner_ranks else ""
         raise ValueError(
             f"devices must be {len(owners)} GPUs for learner_ranks={self.learner_ranks}, replicas={self.replicas} and "
-            f"tensor_parallel={self.tensor_parallel}, got {count}. Fix: devices={example} ({', '.join(owners)}) or "
-            f"{self._shared_example()} (shared)"
+            f"tensor_parallel={self.tensor_parallel}, got {count}. Fix: devices={example} ({', '.join(owners)})"
+            f"{shared_example}"
         )
 
     def _shared_example(self) -> str:
@@ -98,11 +102,21 @@ class DevicePlan:
     @property
     def weight_transfer(self) -> str:
         """nccl if learner and replicas have GPUs of their own; otherwise files in host memory, so that a shared GPU
-        holds no third copy of the weights. Adapters are always such files.
+        holds no third copy of the weights, and that nodes can pull them. Adapters are always such files.
         """
         if self.adapters:
             return "adapter"
-        return "nccl" if self.devices and not self.shared else "shm"
+        from_gpu_to_gpu = self.devices and self.learner_ranks and not self.shared and not self.files
+        return "nccl" if from_gpu_to_gpu else "shm"
+
+    @property
+    def without_learner(self) -> DevicePlan:
+        """The plan of a rollout node: the replicas of this one, on their devices.
+
+        >>> DevicePlan(devices=(0, 1, 2), replicas=2).without_learner.replica_devices
+        (1, 2)
+        """
+        return replace(self, devices=self.replica_devices, learner_ranks=0)
 
     @property
     def rests(self) -> bool:

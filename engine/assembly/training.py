@@ -557,6 +557,8 @@ async def opened(
     """Starts the parts of a run, which end when it is left, the last one first. work: takes the place of the stages;
     there is then neither a learner nor a record.
     """
+    if work is None and not config.devices.learner_ranks:
+        raise BadInput("learner_ranks must be at least 1, got 0: only a rollout node (`rocstar node`) has no learner")
     role, startup = role or Alone(), Startup()
     startup.reached("imports")
     prepare_environment()

@@ -130,6 +130,11 @@ def overrides(config_class: type[Any], values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value, default in shown if value != default]
 
 
+def names(config_class: type[Any]) -> set[str]:
+    """Returns the names of every field that the command line can set."""
+    return {option.name for option in _options(config_class)}
+
+
 def flat(config: Any) -> dict[str, Any]:
     """Returns every field that the command line can set, by the name that it has there, with its value."""
     return {option.name: option.default for option in _options(type(config), config)}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
@@ -25,6 +24,7 @@ from typing import Protocol, Self
 from engine.errors import first_error
 from engine.fleet.canary import Difference, compare
 from engine.fleet.config import FleetConfig
+from engine.fleet.cores import core_of, least_pinned
 from engine.replica.port import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
@@ -96,6 +96,7 @@ class Supervisor:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        self._cores = least_pinned()
         try:
             async with AsyncExitStack() as stack:
                 self.tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -230,7 +231,7 @@ class Supervisor:
 
     async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
         """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""
-        core = core_of(index, self.config.replicas, sorted(os.sched_getaffinity(0)))
+        core = core_of(index, self.config.replicas, self._cores)
         deaths = 0
         while deaths <= self.config.restarts:
             replica = self._make_replica(index, core, self._listener.on_step)
@@ -327,10 +328,3 @@ class Supervisor:
 
 async def _raised(error: Exception) -> None:
     raise error
-
-
-def core_of(index: int, replicas: int, cores: Sequence[int]) -> int | None:
-    """Returns the core for a replica, or None for any core if there are more replicas than cores: a replica pinned
-    beside a busy one would wait while another core idles.
-    """
-    return cores[index] if replicas <= len(cores) else None

@@ -14,7 +14,7 @@ from engine.learner.process import LAUNCHER
 from engine.nodes.messages import LearnerHosts
 from sandbox.config import stays_here
 from sandbox.keys import load_node
-from sandbox.require import positive, require
+from sandbox.require import at_least, positive, require
 
 _NAME = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
@@ -35,6 +35,8 @@ class LeadConfig:
     """Nodes pull only what has changed of the weights, if that is less: for slow links."""
     learner: LearnerHosts | None = None
     """The learner's hosts, if its ranks are on several."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs of the lead's own learner and replicas (`engine.process.gpu_ids`)."""
 
     def __post_init__(self) -> None:
         check_address("nodes", self.listen)
@@ -59,11 +61,16 @@ class NodeConfig:
     """What the lead calls this node."""
     patience_s: float = 600.0
     """Seconds without the lead after which a node ends."""
+    grace_s: float = 20.0
+    """Seconds after SIGTERM in which the node may make the groups that it has. Slurm and Kubernetes kill after 30."""
+    ready_file: Path | None = None
+    """A file that is there while the node belongs to the run."""
 
     def __post_init__(self) -> None:
         check_address("lead", self.lead)
         check_name(self.name)
         require("patience_s", self.patience_s, positive)
+        require("grace_s", self.grace_s, at_least(0))
 
 
 def check_name(name: str) -> None:

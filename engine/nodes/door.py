@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 import zmq
+from msgspec import structs
 from zmq.utils.monitor import parse_monitor_message
 
 from engine.nodes.build import build_of
@@ -30,6 +31,7 @@ from engine.nodes.messages import (
     Happened,
     Hello,
     Job,
+    Leave,
     NodeBeat,
     Numbered,
     Pull,
@@ -50,7 +52,7 @@ class ListenFailed(RuntimeError):
     """The lead cannot listen on its address."""
 
 
-Receiver = Callable[[bytes, Hello | NodeBeat | Happened | Numbered], None]
+Receiver = Callable[[bytes, Hello | NodeBeat | Leave | Happened | Numbered], None]
 
 
 class Door:
@@ -61,6 +63,7 @@ class Door:
         self.refused = 0  # connections and messages
         self._receiver: Receiver = lambda address, message: None
         self._failed: Callable[[Exception], None] = _raise
+        self._taken: Callable[[], dict[str, str]] = lambda: self.job.taken
         self._config, self._checkpoint, self._note = config, checkpoint, note
         self._times: Counter[str] = Counter()  # how often each refusal has come
         self._lines = 0
@@ -93,6 +96,7 @@ class Door:
             options=list(self._config.options),
             files=infos,
             learner=self._config.learner,
+            taken=dict.fromkeys(self._config.gpus, "the lead"),
         )
 
     def _listen(self, stack: AsyncExitStack) -> None:
@@ -126,9 +130,11 @@ class Door:
         loop.call_soon(read)  # the descriptor is edge-triggered
         stack.callback(close)
 
-    def attach(self, receiver: Receiver, failed: Callable[[Exception], None]) -> None:
-        """Sends messages to `receiver` from now on, and what it raises to `failed`."""
-        self._receiver, self._failed = receiver, failed
+    def attach(
+        self, receiver: Receiver, failed: Callable[[Exception], None], taken: Callable[[], dict[str, str]]
+    ) -> None:
+        """Sends messages to `receiver` from now on, and what it raises to `failed`. taken: as in `Job`."""
+        self._receiver, self._failed, self._taken = receiver, failed, taken
 
     def _receive(self, frames: list[bytes]) -> None:
         address, *rest = frames
@@ -142,7 +148,7 @@ class Door:
                 case Pull():
                     self.post(address, self.files.answer(message))
                 case Ask():
-                    self.post(address, self.job)
+                    self.post(address, structs.replace(self.job, taken=self._taken()))
                 case _:
                     self._receiver(address, message)
         except Exception as error:  # this is a callback, whose exceptions would only be logged

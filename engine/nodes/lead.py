@@ -106,7 +106,7 @@ class Lead:
             )
             if not self._config.nodes_only:
                 self.protocol.join_here(capacity_tokens=self._kv_tokens()[0])
-            self._door.attach(self.protocol.receive, self._failed)
+            self._door.attach(self.protocol.receive, self._failed, lambda: self.protocol.taken)
             self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
             for task in (
                 self._tasks.create_task(self._beat(), name="lead-beat"),

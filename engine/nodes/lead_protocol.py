@@ -5,12 +5,14 @@ Invariants
 - The accepted records of an attempt continue one another: a record under an older epoch is dropped, and a grant carries
   all records that were accepted before it.
 - For each wanted attempt `group` is called once, unless it is withdrawn.
-- A node of another build is refused with the difference. A node whose session is over is told so.
+- A node of another build is refused with the difference, and one with GPUs that the lead or another node has. A node
+  whose session is over is told so.
+- A node that leaves gives back all that it has not made, at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +31,7 @@ from engine.nodes.messages import (
     Hello,
     Job,
     LeadBeat,
+    Leave,
     Load,
     NodeBeat,
     Numbered,
@@ -111,6 +114,11 @@ class LeadProtocol:
     def nodes(self) -> list[Member]:
         return [member for session, member in self.ledger.members.items() if session != HERE]
 
+    @property
+    def taken(self) -> dict[str, str]:
+        """Returns the GPUs that the run uses, each with the name of who has it."""
+        return {**self._job.taken, **self.ledger.taken()}
+
     def join_here(self, *, capacity_tokens: int) -> None:
         self.ledger.join(HERE, "the lead", capacity_tokens=capacity_tokens, lasting=True)
 
@@ -158,11 +166,11 @@ class LeadProtocol:
         self._gather = max(0, self._gather - 1)
         self._decide()
 
-    def receive(self, address: bytes, message: Hello | NodeBeat | Happened | Numbered) -> None:
+    def receive(self, address: bytes, message: Hello | NodeBeat | Leave | Happened | Numbered) -> None:
         match message:
             case Hello():
                 self._hello(address, message)
-            case NodeBeat() | Happened() | Numbered():
+            case NodeBeat() | Leave() | Happened() | Numbered():
                 if not self.ledger.heard(message.session) or message.session not in self._peers:
                     self._post(address, Fenced(session=message.session))
                     return
@@ -170,6 +178,8 @@ class LeadProtocol:
                 match message:
                     case NodeBeat():
                         self._beat(message)
+                    case Leave():
+                        self._fence(message.session, "leaves")
                     case Happened():
                         name = self.ledger.members[message.session].name
                         self._events.happened(name, message.segment)
@@ -187,7 +197,7 @@ class LeadProtocol:
         elif session in self._over or session == HERE:
             self._post(address, Fenced(session=session))
             return
-        elif reason := unfit(hello) or difference(self._job.build, hello.build):
+        elif reason := unfit(hello) or difference(self._job.build, hello.build) or self._overlap(hello):
             self._events.note(f"node {hello.name[:100]} is refused: {reason[:1000]}")
             self._post(address, Refused(reason=reason))
             return
@@ -195,7 +205,13 @@ class LeadProtocol:
             self._peers[session] = _Peer(address, Link(session))
             kept = frozenset(Key(lease, attempt) for lease, attempt in hello.kept)
             self.ledger.join(
-                session, hello.name, capacity_tokens=hello.capacity_tokens, replicas=hello.replicas, kept=kept
+                session,
+                hello.name,
+                capacity_tokens=hello.capacity_tokens,
+                replicas=hello.replicas,
+                kept=kept,
+                process=hello.process,
+                gpus=frozenset(hello.gpus),
             )
             self._events.note(f"node {hello.name} joins with room for {hello.capacity_tokens} tokens")
             self._post(address, Welcome(session=session))
@@ -204,8 +220,15 @@ class LeadProtocol:
             return
         self._post(address, Welcome(session=session))
 
+    def _overlap(self, hello: Hello) -> str | None:
+        return overlap(hello.gpus, {**self._job.taken, **self.ledger.taken(process=hello.process)})
+
     def _beat(self, beat: NodeBeat) -> None:
         peer = self._peers[beat.session]
+        member = self.ledger.members[beat.session]
+        if beat.leaving and not member.leaving:
+            member.leaving = True
+            self._events.note(f"node {member.name} is about to leave; first it makes its {len(member.held)} groups")
         # A node counts on over its sessions, so what the first beat of one says is counted already.
         self.tokens += beat.tokens - self._counted.get(beat.session, beat.tokens)
         self._counted[beat.session] = beat.tokens
@@ -242,7 +265,7 @@ class LeadProtocol:
         back = self.ledger.leave(session)
         peer = self._peers.pop(session)
         self._over.add(session)
-        self._events.note(f"node {member.name} {why}; its {len(back)} groups go to others")
+        self._events.note(f"node {member.name} {why}" + (f"; its {len(back)} groups go to others" if back else ""))
         self._post(peer.address, Fenced(session=session))
         self._decide()
 
@@ -278,6 +301,19 @@ def unfit(hello: Hello) -> str | None:
     if not 0 <= hello.capacity_tokens < MOST or not 0 < hello.replicas < MOST:
         return f"it claims {hello.replicas} replicas with room for {hello.capacity_tokens} tokens"
     return None
+
+
+def overlap(gpus: Sequence[str], taken: Mapping[str, str]) -> str | None:
+    """Returns why a node cannot have these GPUs, None if nobody has them.
+
+    >>> overlap(["GPU-a", "GPU-b"], {"GPU-b": "the lead"})
+    'the lead uses GPU-b already. Fix: devices=... with other GPUs on one of them'
+    """
+    both = [gpu for gpu in gpus if gpu in taken]
+    if not both:
+        return None
+    owners = " and ".join(sorted({taken[gpu] for gpu in both}))
+    return f"{owners} uses {', '.join(both)} already. Fix: devices=... with other GPUs on one of them"
 
 
 def difference(lead: Build, node: Build) -> str | None:

@@ -5,7 +5,7 @@ Invariants
   under the last epoch count.
 - An attempt that is wanted is waiting, granted, or finished. A member that leaves or is fenced gives back all that it
   had.
-- An attempt goes only to a member whose live weights are recent enough for its step.
+- An attempt goes only to a member whose live weights are recent enough for its step, and that is not leaving.
 - Nodes load new weights in turns, so that at most a quarter of all replicas pauses at once, or one. A node counts once:
   a session that was replaced by a newer one of its name counts no replicas and loads nothing.
 """
@@ -20,6 +20,7 @@ from engine.fleet.config import PAUSED_SHARE
 
 SILENT_BEATS = 5  # after so many beats without a sign of life, a node is fenced
 KEPT_BEATS = 3  # after so many beats of a new session, a node drops what it had begun before and was not granted again
+HEARD_BEATS = 2  # a member that was heard so many beats ago still has its GPUs
 ALIVE_BEATS = 3  # a session that beats so often after a newer one of its name came is another node, not a dead one
 
 
@@ -45,6 +46,8 @@ class Member:
     was told to load. free_tokens: free in its KV caches at its last beat. since: what was granted after that beat.
     held: epochs by attempt. kept: attempts that it had begun under an earlier session. silent: beats of the lead since
     its last message. replaced: how many beats it had sent when a newer session of its name came, None without one.
+    process: names the process through all of its sessions. gpus: those of its replicas. leaving: it takes no more
+    groups.
     """
 
     session: bytes
@@ -61,6 +64,9 @@ class Member:
     beats: int = 0
     replaced: int | None = None
     silent: int = 0
+    process: bytes = b""
+    gpus: frozenset[str] = frozenset()
+    leaving: bool = False
     lasting: bool = False  # whether it is the lead's own replicas, which are never fenced
 
     @property
@@ -115,6 +121,8 @@ class Ledger:
         capacity_tokens: int,
         replicas: int = 1,
         kept: frozenset[Key] = frozenset(),
+        process: bytes = b"",
+        gpus: frozenset[str] = frozenset(),
         lasting: bool = False,
     ) -> None:
         assert session not in self.members, name
@@ -128,8 +136,19 @@ class Ledger:
             replicas=replicas,
             free_tokens=capacity_tokens,
             kept=kept,
+            process=process,
+            gpus=gpus,
             lasting=lasting,
         )
+
+    def taken(self, *, process: bytes = b"") -> dict[str, str]:
+        """Returns the GPUs that members have, each with the member's name. process: one whose own are left out.
+
+        Those of a member that has been silent for a while are free: it is most likely dead, and fenced soon.
+        """
+        others = [member for member in self.members.values() if not process or member.process != process]
+        heard = [member for member in others if member.silent <= HEARD_BEATS]
+        return {gpu: member.name for member in heard for gpu in member.gpus}
 
     def leave(self, session: bytes) -> list[Key]:
         """Ends a session. Returns the attempts that it had, which wait again."""
@@ -197,7 +216,8 @@ class Ledger:
         """
         new = []
         for key, min_version in sorted(self._waiting.items()):
-            able = [member for member in self.members.values() if member.version >= min_version]
+            staying = [member for member in self.members.values() if not member.leaving]
+            able = [member for member in staying if member.version >= min_version]
             begun = [member for member in able if key in member.kept]  # these have the group's tokens already
             roomy = [member for member in able if not member.held or self._free(member) >= self.expected_tokens]
             if not begun and not roomy:
@@ -212,7 +232,8 @@ class Ledger:
 
     def may_load(self, version: int) -> list[Member]:
         """Returns the members that are to load this version now. Each has a copy of it."""
-        nodes = [member for member in self.members.values() if member.counts and not member.lasting]
+        all_nodes = [member for member in self.members.values() if not member.lasting]
+        nodes = [member for member in all_nodes if member.counts and not member.leaving]
         may_pause = max(1, int(PAUSED_SHARE * sum(member.replicas for member in nodes)))
         may_pause -= sum(member.pausing for member in nodes if member.loading is not None)
         chosen = []

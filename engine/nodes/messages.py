@@ -12,6 +12,7 @@
     Numbered(Record)             ->
                                  <-        Numbered(Grant | Cancel | Announce | Load | Bye)
                                  <-        Fenced: this session is over
+    Leave                        ->                                        repeated until the session is over
 
 Invariants
 - A Numbered message arrives once and in order within its session, whatever the connection loses or repeats
@@ -25,7 +26,7 @@ from typing import TypeVar
 
 import msgspec
 
-PROTOCOL = 3  # the version of these messages
+PROTOCOL = 4  # the version of these messages
 CHUNK_BYTES = 1 << 20
 
 
@@ -79,7 +80,8 @@ class Hello(_Message, frozen=True):
     """Node -> lead: ready to work, under a session that this node made (16 random bytes). Repeated until answered.
 
     capacity_tokens: that of the KV caches of all its replicas. kept: (lease, attempt) of each group that it had begun
-    under an earlier session and still has.
+    under an earlier session and still has. process: 16 random bytes that all sessions of this process have. gpus: those
+    that its replicas have (`engine.process.gpu_ids`).
     """
 
     session: bytes
@@ -88,13 +90,16 @@ class Hello(_Message, frozen=True):
     capacity_tokens: int
     replicas: int
     kept: list[tuple[int, int]] = []
+    process: bytes = b""
+    gpus: list[str] = []
 
 
 class NodeBeat(_Message, frozen=True):
     """Node -> lead, each second.
 
     version: that of the weights that are live on all its replicas, -1 before the first ones. pulled: the version of
-    which it has a copy. free_tokens: free in its KV caches. tokens: sampled since it started.
+    which it has a copy. free_tokens: free in its KV caches. tokens: sampled since it started. leaving: it takes no more
+    groups, and leaves when those that it has are made.
     """
 
     session: bytes
@@ -103,6 +108,13 @@ class NodeBeat(_Message, frozen=True):
     pulled: int
     free_tokens: int
     tokens: int
+    leaving: bool = False
+
+
+class Leave(_Message, frozen=True):
+    """Node -> lead: end this session now; what the node has not made goes to others. `Fenced` answers it."""
+
+    session: bytes
 
 
 class Happened(_Message, frozen=True):
@@ -128,6 +140,7 @@ class Job(_Message, frozen=True):
     """Lead -> node: what to run. recipe: its file, relative to the project if it lies within it.
 
     files: those of the checkpoint, which are pulled as `checkpoint/NAME`. The node's option `model` is their folder.
+    taken: the GPUs that the run uses now, each with the name of the node that has it.
     """
 
     build: Build
@@ -135,6 +148,7 @@ class Job(_Message, frozen=True):
     options: list[str]
     files: list[FileInfo]
     learner: LearnerHosts | None = None
+    taken: dict[str, str] = {}
 
 
 class Refused(_Message, frozen=True):
@@ -231,7 +245,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
 
 
 Kind = TypeVar("Kind")
-ToLead = Ask | Pull | Hello | NodeBeat | Happened | Numbered
+ToLead = Ask | Pull | Hello | NodeBeat | Leave | Happened | Numbered
 ToNode = Job | Refused | Chunk | Gone | Welcome | LeadBeat | Fenced | Numbered
 Order = Grant | Cancel | Announce | Load | Bye
 

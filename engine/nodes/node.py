@@ -5,6 +5,8 @@ Invariants
   turn's record goes to the lead when the turn has ended.
 - Weights are pulled before any replica pauses for them. A version is reported as live when all replicas of the node
   have it and have passed the canary.
+- A node that drains makes the groups that it has for `grace_s` seconds at most. What is not made then goes to others,
+  which continue after the last turn that reached the lead.
 - A pull that fails is tried again; meanwhile the node reports the version that it has, and gets no group that needs a
   newer one.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,6 +51,10 @@ class NodeRefused(RuntimeError):
     """The lead does not take this node; the message says why."""
 
 
+class NodeDrained(RuntimeError):
+    """The node has left the run, as it was told to by SIGTERM."""
+
+
 class LeadGone(RuntimeError):
     """Nothing came from the lead for longer than the node is patient."""
 
@@ -57,7 +63,8 @@ class RolloutNode:
     """`await RolloutNode(...).run()` works for the lead until the run has ended.
 
     folder: where pulled weights lie, on a memory file system. tokens_sampled: returns the tokens that this node has
-    sampled. timeline: its events are sent to the lead for the run's record; None sends nothing.
+    sampled. timeline: its events are sent to the lead for the run's record; None sends nothing. gpus: those of the
+    fleet (`engine.process.gpu_ids`).
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class RolloutNode:
         tokens_sampled: Callable[[], int],
         note: Callable[[str], None],
         timeline: Timeline | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._timeline = timeline
         self._config, self._keys, self._fleet, self._maker, self._folder = config, keys, fleet, maker, folder
@@ -84,6 +92,7 @@ class RolloutNode:
         self._files: list[Path] = []  # files of the weights that the replicas have loaded
         self._groups: dict[int, asyncio.Task[None]] = {}  # number of the work -> its task
         self._end_of_run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._drains = False
         self._mailbox = Mailbox(zmq.DEALER, self._receive)
         self._last_message_at = asyncio.get_running_loop().time()
         self.protocol = NodeProtocol(
@@ -94,10 +103,11 @@ class RolloutNode:
             make_session=lambda: secrets.token_bytes(16),
             post=self._post,
             events=self,
+            gpus=gpus,
         )
 
     async def run(self) -> None:
-        """Returns when the run has ended. Raises NodeRefused, LeadGone, or what ends the fleet."""
+        """Returns when the run has ended. Raises NodeDrained, NodeRefused, LeadGone, or what ends the fleet."""
         if self._keys is not None:
             trust(self._mailbox, self._keys)
         self._mailbox.connect(self._config.lead)
@@ -114,7 +124,20 @@ class RolloutNode:
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         finally:
+            self._show_ready(False)
+            if not self._end_of_run.done():  # it is cancelled, or the fleet has ended
+                self.protocol.leave()  # so the lead need not wait until it is silent
             self._mailbox.close()
+
+    def drain(self) -> None:
+        """Makes the groups that it has, for `grace_s` seconds at most, and ends `run`, which raises NodeDrained."""
+        if self._drains:
+            return
+        self._drains = True
+        self._note(f"is told to leave; it has {len(self.protocol.held)} groups and {self._config.grace_s:g} s for them")
+        self.protocol.drain()
+        asyncio.get_running_loop().call_later(self._config.grace_s, self.protocol.leave)
+        self._tick()
 
     # The methods that the protocol calls (engine.nodes.node_protocol.NodeEvents)
 
@@ -128,6 +151,7 @@ class RolloutNode:
 
     def hold(self, on: bool) -> None:
         self._fleet.hold(on)
+        self._show_ready(not on)
 
     def weights(self, announce: Announce) -> None:
         self._announced = announce
@@ -140,12 +164,19 @@ class RolloutNode:
     def refused(self, reason: str) -> None:
         self._end(NodeRefused(f"the lead refuses this node: {reason}"))
 
+    def left(self) -> None:
+        self._end(NodeDrained("was told to leave, and has left the run"))
+
     def bye(self) -> None:
         self._tick()  # acknowledges the order, for which the lead waits
         self._end(None)
 
     def note(self, line: str) -> None:
         self._note(line)
+
+    def _show_ready(self, on: bool) -> None:
+        if (file := self._config.ready_file) is not None:
+            file.touch() if on else file.unlink(missing_ok=True)
 
     async def _make(self, key: Key, work: int, records: list[bytes]) -> None:
         def tell(record: Record) -> None:

@@ -6,6 +6,8 @@ Invariants
   is over, because the lead says so or is silent, no further turn begins, and the node says hello under a new session.
 - Work that was begun until then is kept. If the lead grants the same attempt again, and its records are the first ones
   of that work, the node sends the rest at once and the work goes on. Work that is not granted again soon is dropped.
+- A node that drains takes no more groups, and leaves when the lead has all records of those that it has, or when it may
+  wait no longer. `left` is called once the lead has ended the session, or is silent.
 - A record is kept until the lead has it (`engine.nodes.link`). A node that would have to keep too many drops them and
   ends its session.
 """
@@ -13,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +31,7 @@ from engine.nodes.messages import (
     Happened,
     Hello,
     LeadBeat,
+    Leave,
     Load,
     NodeBeat,
     Numbered,
@@ -68,6 +71,10 @@ class NodeEvents(Protocol):
 
     def bye(self) -> None: ...
 
+    def left(self) -> None:
+        """The node has left, as it was told to."""
+        ...
+
     def note(self, line: str) -> None: ...
 
 
@@ -97,7 +104,11 @@ class NodeProtocol:
         make_session: Callable[[], bytes],
         post: Callable[[ToLead], None],
         events: NodeEvents,
+        gpus: Sequence[str] = (),
     ) -> None:
+        self._process, self._gpus = make_session(), list(gpus)
+        self.leaving = False  # it was told to leave
+        self._leaves = False  # it says so to the lead now
         self._name, self._build, self._capacity_tokens, self._replicas = name, build, capacity_tokens, replicas
         self._make_session, self._post, self._events = make_session, post, events
         self._numbers = itertools.count(1)
@@ -116,12 +127,28 @@ class NodeProtocol:
         """The attempts that are made under this session."""
         return sorted(key for key, work in self._work.items() if work.epoch is not None and not work.finished)
 
+    def drain(self) -> None:
+        """Takes no more groups, and leaves when those that it has are made."""
+        self.leaving = True
+
+    def leave(self) -> None:
+        """Leaves now. What is not made goes to others, which continue after the last turn that the lead has."""
+        self.leaving = self._leaves = True
+        self._drop(list(self._work))
+        if self.welcomed:
+            self._post(Leave(session=self._link.session))
+
     def tick(self, *, version: int, pulled: int, free_tokens: int, tokens: int) -> None:
         """Sends a hello or a beat. It is called each second of the node's, and whenever its weights have changed."""
+        if self.leaving and not self.welcomed:
+            self._events.left()  # the lead has given its groups to others, or has never granted any
+            return
         if not self.welcomed:
             self._hello()
             return
         self.silent += 1
+        if self._leaves or (self.leaving and not self.held and not self._link.waiting_bytes):
+            self.leave()
         if self.silent > SILENT_BEATS:
             self._end("the lead is silent")
             return
@@ -133,6 +160,7 @@ class NodeProtocol:
                 pulled=pulled,
                 free_tokens=free_tokens,
                 tokens=tokens,
+                leaving=self.leaving,
             )
         )
 
@@ -142,6 +170,8 @@ class NodeProtocol:
                 self._events.refused(message.reason)
             case Welcome() if message.session == self._link.session:
                 self._welcome()
+            case Fenced() if message.session == self._link.session and self._leaves:
+                self._events.left()
             case Fenced() if message.session == self._link.session:
                 self._end("the lead has given its groups to others")
             case LeadBeat() if message.session == self._link.session:
@@ -196,6 +226,8 @@ class NodeProtocol:
                 capacity_tokens=self._capacity_tokens,
                 replicas=self._replicas,
                 kept=[(key.lease, key.attempt) for key in sorted(self._work)],
+                process=self._process,
+                gpus=self._gpus,
             )
         )
 

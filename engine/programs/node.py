@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import socket
 import sys
 import tempfile
@@ -18,24 +19,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import uvloop
 
 from engine.assembly.expected import EXPECTED
-from engine.console.options import Rest, parse, parse_all
+from engine.console.options import Rest, names, parse, parse_all
 from engine.errors import BadInput
 from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig
 from engine.nodes.lead_protocol import difference
 from engine.nodes.messages import Ask, Job
-from engine.nodes.node import LeadGone, NodeRefused, ask, pull_checkpoint
+from engine.nodes.node import LeadGone, NodeDrained, NodeRefused, ask, pull_checkpoint
 from engine.nodes.pulls import PullFailed
 from engine.programs import learner_host
 from engine.programs.begin import begin
+from engine.programs.drain import LEFT, Drain
 from engine.programs.invocation import Invocation
 from engine.programs.roles import RunEnded, node_training
-from engine.recipe import ROOT, Recipe, Run, load_recipe
+from engine.recipe import ROOT, Run, load_recipe
 from engine.run.run_folder import RunFolder
 from engine.run.workspace import workspace
 from engine.telemetry.watchdog import end_on_signals
@@ -52,23 +55,36 @@ class Options:
     name: Annotated[str, "what the lead calls this node"] = field(default_factory=socket.gethostname)
     patience_s: Annotated[float, "seconds without the lead before it ends"] = 600.0
     learner: Annotated[bool, "run ranks of the learner here, and make no groups"] = False
+    grace_s: Annotated[float, "seconds after SIGTERM to make the groups that it has, before they go to others"] = 20.0
+    ready_file: Annotated[Path | None, "a file that is there while the node belongs to the run"] = None
     dry_run: Annotated[bool, "ask the lead, print what would be run here, and end"] = False
     here: Annotated[tuple[str, ...], Rest("options of the recipe that differ on this machine")] = ()
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 when the run has ended, 2 if the user has to change something, 1 if a part failed or the
-    lead is gone, 130 if it was interrupted.
+    """Returns the exit code: 0 when the run has ended or SIGTERM has drained the node, 2 if the user has to change
+    something, 1 if a part failed or the lead is gone, 130 if it was interrupted.
     """
     options = parse(Options, argv, program=PROGRAM, description=__doc__)
     begin()
+    signal.signal(signal.SIGTERM, _leave)  # while nothing else handles it: when modules are imported, for example
     try:
-        config = NodeConfig(lead=options.lead, keys=options.keys, name=options.name, patience_s=options.patience_s)
+        config = NodeConfig(
+            lead=options.lead,
+            keys=options.keys,
+            name=options.name,
+            patience_s=options.patience_s,
+            grace_s=options.grace_s,
+            ready_file=options.ready_file,
+        )
         keys = load_host(options.keys) if options.keys is not None else None
         with workspace(Path(tempfile.gettempdir())) as folder:  # on disk, as it holds the whole checkpoint
             if options.learner:
                 return _train(config, keys, folder, dry_run=options.dry_run)
             return _join(config, keys, options.here, folder, dry_run=options.dry_run)
+    except NodeDrained as drained:
+        print(f"{PROGRAM}: {drained}", flush=True)
+        return 0
     except (BadInput, ValueError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
@@ -78,6 +94,10 @@ def main(argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{PROGRAM}: interrupted; the lead gives its groups to others", file=sys.stderr)
         return 130
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise NodeDrained(LEFT)
 
 
 def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: bool) -> int:
@@ -95,7 +115,9 @@ def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: 
 
 
 async def _serve_learner(config: NodeConfig, keys: HostKeys | None, job: Job, folder: Path) -> None:
-    with end_on_signals(_this_task()):
+    task = asyncio.current_task()
+    assert task is not None
+    with end_on_signals(task):
         await learner_host.serve(config, keys, job, folder, lambda line: print(printable(line), flush=True))
 
 
@@ -108,44 +130,42 @@ def _join(config: NodeConfig, keys: HostKeys | None, given: Sequence[str], folde
     if reason := difference(job.build, build):
         raise BadInput(f"this node cannot take part: {reason}")
     checkpoint = folder / "checkpoint"
-    own = [f"model={checkpoint}", f"runs={folder}", "name=node"]
-    options = _options(job.options, given, own)
+    loaded = load_recipe(recipe)
+    options = node_options(loaded.config, job.options, given, checkpoint=checkpoint, folder=folder)
     if dry_run:
         print(printable(shlex.join([sys.executable, str(recipe), *options])))
         return 0
     checkpoint.mkdir()
-    asyncio.run(pull_checkpoint(config, keys, job, checkpoint))
-    loaded = load_recipe(recipe)
+    asyncio.run(Drain().run(pull_checkpoint(config, keys, job, checkpoint)))
     [invocation, values] = parse_all([Invocation, loaded.config], options)
     with (
         RunFolder.open(invocation.runs, invocation.name) as run_folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        run = Run(folder=run_folder, opens=partial(node_training, config, keys, build))
+        drain = Drain()
+        run = Run(folder=run_folder, opens=partial(node_training, config, keys, build, drain))
         try:
-            runner.run(_begin(values, run, loaded))
+            runner.run(drain.run(loaded.train(values, run)))
         except RunEnded:
             print("the run has ended", flush=True)
     return 0
 
 
 async def _job(config: NodeConfig, keys: HostKeys | None) -> Job:
-    with end_on_signals(_this_task()):
-        answer = await ask(config, keys, Ask())
+    answer = await Drain().run(ask(config, keys, Ask()))
     if not isinstance(answer, Job):
         raise NodeRefused(f"the lead answers {type(answer).__name__}")
     return answer
 
 
-async def _begin(values: Any, run: Run, recipe: Recipe) -> None:
-    with end_on_signals(_this_task()):
-        await recipe.train(values, run)
-
-
-def _this_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
+def node_options(
+    config_class: type[Any], lead: Sequence[str], given: Sequence[str], *, checkpoint: Path, folder: Path
+) -> list[str]:
+    """Returns the options with which a node runs the lead's recipe: those of the lead, changed by those given here."""
+    own = [f"model={checkpoint}", f"runs={folder}", "name=node"]
+    if "learner_ranks" in names(config_class):
+        own.append("learner_ranks=0")  # the learner is elsewhere, and all devices are the replicas'
+    return _options(lead, given, own)
 
 
 def _options(lead: Sequence[str], given: Sequence[str], own: Sequence[str] = ()) -> list[str]:

@@ -7,8 +7,9 @@ grants, and its other stages are never run.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,8 +25,12 @@ from engine.learner.process import LearnerProcessConfig
 from engine.nodes.config import LeadConfig, NodeConfig, launcher
 from engine.nodes.door import Door
 from engine.nodes.lead import Lead
-from engine.nodes.messages import Build
-from engine.nodes.node import RolloutNode
+from engine.nodes.lead_protocol import overlap
+from engine.nodes.ledger import SILENT_BEATS
+from engine.nodes.messages import Ask, Build, Job
+from engine.nodes.node import BEAT_S, RolloutNode, ask
+from engine.process.gpu_ids import gpu_ids
+from engine.programs.drain import Drain
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupMaker, MakeGroup
 from engine.telemetry.timeline import Timeline
@@ -99,11 +104,6 @@ class Leads:
 
 def check_devices(lead: LeadConfig, devices: DevicePlan) -> None:
     """Raises BadInput for weights that nodes, or the learner's other hosts, cannot get."""
-    if devices.weight_transfer == "nccl":
-        raise BadInput(
-            "nodes cannot be used where weights go from GPU to GPU: nodes pull files. Fix: devices by turns "
-            "(learner_ranks and replicas as many as devices, max_staleness=0), or no nodes"
-        )
     if devices.adapters:
         raise BadInput("nodes cannot be used with adapters yet. Fix: adapters=false, and nodes_deltas=true")
     if lead.learner is not None and devices.devices:
@@ -119,7 +119,8 @@ async def lead_training(
     Raises ListenFailed, KeysUnusable, and what `training` raises.
     """
     check_devices(lead, config.devices)
-    lead = with_learner(lead, config, run)
+    config = replace(config, devices=replace(config.devices, files=True))
+    lead = replace(with_learner(lead, config, run), gpus=tuple(gpu_ids(config.devices.devices)))
     console = options["console"]
     note = Notes(run=run, console=console, timeline=Timeline())
     door = Door(lead, checkpoint=config.checkpoint, note=note)
@@ -136,10 +137,23 @@ def with_learner(lead: LeadConfig, config: TrainingConfig, run: RunFolder) -> Le
     return replace(lead, learner=structs.replace(lead.learner, ranks=ranks, module=module, run=run.id))
 
 
-def node_training(
-    node: NodeConfig, keys: HostKeys | None, build: Build, config: TrainingConfig, run: RunFolder, **options: Any
-) -> AbstractAsyncContextManager[Training]:
-    """Opens a run as a rollout node (`engine.recipe.Run.opens`): its replicas make the groups that the lead grants."""
+@asynccontextmanager
+async def node_training(
+    node: NodeConfig,
+    keys: HostKeys | None,
+    build: Build,
+    drain: Drain,
+    config: TrainingConfig,
+    run: RunFolder,
+    **options: Any,
+) -> AsyncIterator[Training]:
+    """Opens a run as a rollout node (`engine.recipe.Run.opens`): its replicas make the groups that the lead grants.
+
+    Raises BadInput for GPUs that the lead or another node has, and what `opened` raises.
+    """
+    config = replace(config, devices=config.devices.without_learner)
+    gpus = gpu_ids(config.devices.devices)
+    await check_gpus(node, keys, gpus)
 
     async def work(job: Training) -> dict[str, Any]:
         """Makes groups. Raises RunEnded at the run's end, NodeRefused, or LeadGone."""
@@ -155,8 +169,27 @@ def node_training(
             tokens_sampled=job.tokens_sampled,
             note=partial(say, job.console),
             timeline=job.timeline if job.config.record.on else None,
+            gpus=gpus,
         )
+        drain.node = makes_groups
         await makes_groups.run()
         raise RunEnded
 
-    return opened(config, run, **{**options, "sinks": ()}, work=work)
+    async with opened(config, run, **{**options, "sinks": ()}, work=work) as job:
+        yield job
+
+
+async def check_gpus(node: NodeConfig, keys: HostKeys | None, gpus: Sequence[str]) -> None:
+    """Raises BadInput if the lead says that these GPUs are taken, before engines are started on them.
+
+    One that began again at once waits until the lead has noticed that its predecessor is dead.
+    """
+    reason: str | None = None
+    for _ in range(SILENT_BEATS + 1 if gpus else 0):
+        answer = await ask(node, keys, Ask())
+        reason = overlap(gpus, answer.taken) if isinstance(answer, Job) else None
+        if reason is None:
+            return
+        await asyncio.sleep(BEAT_S)
+    if reason is not None:
+        raise BadInput(f"this node cannot take part: {reason}")

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -95,14 +96,16 @@ def _print_report(stats: Callable[[], list[StageStats]]) -> None:
 
 
 @contextlib.contextmanager
-def end_on_signals(task: asyncio.Task[Any], stands_s: float = STANDS_S) -> Iterator[None]:
+def end_on_signals(
+    task: asyncio.Task[Any], stands_s: float = STANDS_S, *, terminate: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Inside, Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) cancel the task, which then writes what it has. A
     run under nohup, which ignores SIGHUP, goes on. SIGUSR1 prints where tasks wait. Must be called in the main thread.
 
     stands_s: how long the loop may take for its next tick after such a signal. If it takes longer, the stack is printed
-    and SIGALRM ends the process.
+    and SIGALRM ends the process. terminate: is called on the loop by the first SIGTERM, in place of the cancellation.
     """
-    ending = _Ending(task, asyncio.get_running_loop(), stands_s)
+    ending = _Ending(task, asyncio.get_running_loop(), stands_s, terminate)
     faulthandler.register(signal.SIGALRM, file=2, all_threads=False, chain=True)
     _show_on_signal(list)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -128,9 +131,16 @@ class _Ending:
     process.
     """
 
-    def __init__(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, stands_s: float) -> None:
-        self._task, self._loop, self._stands_s = task, loop, stands_s
+    def __init__(
+        self,
+        task: asyncio.Task[Any],
+        loop: asyncio.AbstractEventLoop,
+        stands_s: float,
+        terminate: Callable[[], None] | None,
+    ) -> None:
+        self._task, self._loop, self._stands_s, self._terminate = task, loop, stands_s, terminate
         self._first_at: float | None = None
+        self._terminated_at = -math.inf
 
     def take(self, number: int) -> None:
         signal.signal(number, self._handle)
@@ -139,7 +149,12 @@ class _Ending:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.take(number)
         now = time.monotonic()
-        if self._first_at is None:
+        if number == signal.SIGTERM and self._terminate is not None:
+            terminate, self._terminate, self._terminated_at = self._terminate, None, now
+            self._loop.call_soon_threadsafe(terminate)
+        elif number == signal.SIGTERM and now - self._terminated_at < TWICE_S:
+            return
+        elif self._first_at is None:
             self._first_at = now
             self._loop.call_soon_threadsafe(self._task.cancel)
             signal.setitimer(signal.ITIMER_REAL, self._stands_s)  # its signal ends the process

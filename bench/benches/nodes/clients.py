@@ -92,6 +92,8 @@ class ScriptedNode:
     def bye(self) -> None:
         self.over.set()
 
+    def left(self) -> None: ...
+
     def note(self, line: str) -> None: ...
 
     def _post(self, message: ToLead) -> None:

@@ -60,7 +60,7 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"learner_ranks": 0}, "learner_ranks must be at least 1, got 0"),
+        ({"learner_ranks": -1}, "learner_ranks must be at least 0, got -1"),
         ({"replicas": 0}, "replicas must be at least 1, got 0"),
         ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
         ({"devices": (1, 1)}, r"devices must differ, got \(1, 1\)"),

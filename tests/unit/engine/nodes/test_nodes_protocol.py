@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from engine.nodes.lead_protocol import HERE, LeadProtocol, difference
-from engine.nodes.ledger import KEPT_BEATS, SILENT_BEATS, Key, Ledger
+from engine.nodes.ledger import HEARD_BEATS, KEPT_BEATS, SILENT_BEATS, Key, Ledger
 from engine.nodes.messages import (
     PROTOCOL,
     Announce,
@@ -93,6 +94,13 @@ class FakeNode:
     def bye(self):
         self.ended = True
 
+    def left(self):
+        """The process ends, and another one is started in its place."""
+        self.alive = False
+        self.world.left += 1
+        if self.world.nodes[self.number] is self:
+            self.world.nodes[self.number] = FakeNode(self.world, self.number)
+
     def note(self, line):
         pass
 
@@ -146,6 +154,7 @@ class World:
         self.late = []  # copies of messages that arrive again later
         self.admitted = set()
         self.oldest = 0
+        self.left = 0  # nodes that have left as they were told to
         self.notes = []
         self.happenings = []
         self.granted_records = []  # records that went along
@@ -301,7 +310,9 @@ class World:
         assert len(pausing) <= 1, "one of at most three replicas at a time"
         if faults and node is not None and rng.random() < 0.15:
             cut = lambda: setattr(node, "cut", not node.cut)  # noqa: E731
-            rng.choice([cut, lambda: self.break_connection(node), lambda: self.kill(node), self.deliver_late])()
+            leave = rng.choice([node.protocol.drain, node.protocol.leave])
+            others = [lambda: self.break_connection(node), lambda: self.kill(node), self.deliver_late]
+            rng.choice([cut, *others, leave])()
         elif faults and rng.random() < 0.005:
             self.restart_lead()
         elif rng.random() < 0.05:
@@ -323,6 +334,8 @@ class World:
             self.happen(faults=True)
         for node in self.nodes:
             node.cut = False
+            if node.protocol.leaving:
+                node.protocol.leave()  # its grace is over
         for _ in range(SILENT_BEATS + MAX_PAUSE + 2):
             self.second()
         fenced = len(self.notes)
@@ -363,14 +376,18 @@ def test_nothing_is_trained_twice_nothing_is_lost_and_no_token_is_too_old(
 
 def test_the_schedules_do_reach_fences_regrants_and_the_bound():
     """Else the property above would hold for want of trouble."""
-    fenced, regranted, kept, oldest = 0, 0, 0, 0
-    for seed in range(30):
+    fenced, regranted, kept, oldest, left, handed_back = 0, 0, 0, 0, 0, 0
+    for seed in range(40):
         world = World(seed, nodes=3, steps=4, groups_per_step=2, max_staleness=1, here=False)
         world.run()
         fenced += sum("was silent" in line for line in world.notes)
         regranted += sum(count > 1 for count in world.granted_records)
         kept += len(world.granted_records) - len(world.grants)
         oldest = max(oldest, world.oldest)
+        left += world.left
+        handed_back += sum("leaves; its" in line for line in world.notes)
+    assert left > 100
+    assert handed_back > 1
     assert fenced > 10
     assert regranted > 5
     assert kept > 5
@@ -391,6 +408,99 @@ def join(world, node):
         while node.outbox or node.inbox:
             world.deliver_to_lead(node)
             world.deliver_to_node(node)
+
+
+def test_a_node_that_drains_makes_what_it_has_gets_no_more_and_leaves():
+    world = a_world(nodes=2, steps=2, groups_per_step=2)
+    leaving, other = world.nodes
+    join(world, leaving)
+    world.admit()
+    world.second()
+    [key] = leaving.protocol.held
+    leaving.protocol.drain()
+    world.second()
+    world.admit()
+    join(world, other)
+    assert leaving.protocol.held == [key]
+    assert other.protocol.held == [Key(1, 0)]
+    for _ in range(SAMPLES * TURNS + 1):
+        assert world.left == 0
+        leaving.sample(world.rng)
+        world.second()
+    assert key in world.groups
+    world.second()
+    assert world.left == 1
+    assert "node node-0 is about to leave; first it makes its 1 groups" in world.notes
+    assert "node node-0 leaves" in world.notes
+
+
+def test_what_a_node_has_not_made_when_it_must_leave_goes_to_others_after_the_last_turn():
+    world = a_world(nodes=2)
+    leaving, other = world.nodes
+    join(world, leaving)
+    world.admit()
+    world.second()
+    leaving.sample(world.rng)
+    leaving.protocol.drain()
+    world.second()
+    leaving.protocol.leave()
+    assert leaving.work == {}
+    join(world, other)
+    world.second()
+    assert world.left == 1
+    assert "node node-0 leaves; its 1 groups go to others" in world.notes
+    [(_, records)] = other.work.values()
+    assert len(records) == 2, "the prompt and the turn"
+
+
+def test_a_node_that_is_told_to_leave_goes_also_if_the_lead_is_away():
+    world = a_world()
+    [node] = world.nodes
+    join(world, node)
+    node.cut = True
+    node.protocol.drain()
+    for _ in range(SILENT_BEATS + 2):
+        node.tick()
+    assert world.left == 1
+    [fresh] = world.nodes
+    fresh.protocol.drain()
+    fresh.tick()
+    assert world.left == 2, "and before it has ever joined"
+
+
+def hello(number, gpus, process=None):
+    named = {"session": b"session %d" % number, "name": f"node-{number}", "build": BUILD}
+    return Hello(**named, capacity_tokens=1, replicas=1, gpus=gpus, process=process or b"process %d" % number)
+
+
+def told(messages):
+    return [type(message).__name__ for message in messages]
+
+
+def test_two_nodes_or_a_node_and_the_lead_never_have_one_gpu():
+    answers, world = [], a_world()
+    job = structs.replace(JOB, taken={"GPU-0": "the lead"})
+    lead = LeadProtocol(Ledger(group_tokens=1), job, lambda _, message: answers.append(message), world)
+    lead.receive(b"1", hello(1, ["GPU-1", "GPU-2"]))
+    lead.receive(b"2", hello(2, ["GPU-3", "GPU-2"]))
+    lead.receive(b"3", hello(3, ["GPU-0"]))
+    lead.receive(b"4", hello(4, ["GPU-3"]))
+    assert told(answers) == ["Welcome", "Refused", "Refused", "Welcome"]
+    assert "node-1 uses GPU-2 already. Fix: devices=" in answers[1].reason
+    assert "the lead uses GPU-0 already" in answers[2].reason
+    assert lead.taken == {"GPU-0": "the lead", "GPU-1": "node-1", "GPU-2": "node-1", "GPU-3": "node-4"}
+
+
+def test_the_gpus_of_a_process_are_its_own_in_a_later_session_and_free_when_it_is_silent():
+    answers, world = [], a_world()
+    lead = LeadProtocol(Ledger(group_tokens=1), JOB, lambda _, message: answers.append(message), world)
+    lead.receive(b"1", hello(1, ["GPU-1"], b"process"))
+    lead.receive(b"1", hello(2, ["GPU-1"], b"process"))
+    for _ in range(HEARD_BEATS + 1):
+        lead.tick()
+    assert lead.taken == {}
+    lead.receive(b"3", hello(3, ["GPU-1"]))
+    assert told(answers) == ["Welcome", "Welcome", "Welcome"]
 
 
 def test_what_happens_on_a_node_reaches_the_lead_by_its_name_while_its_session_lasts():

@@ -83,7 +83,7 @@ class Door:
     def __init__(self):
         self.sent = []
 
-    def attach(self, receiver, failed):
+    def attach(self, receiver, failed, taken):
         self.receiver = receiver
 
     def post(self, address, message):

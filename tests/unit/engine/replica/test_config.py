@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from engine.fleet.supervisor import core_of
+from engine.fleet.cores import core_of
 from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig, check_sleep
 

@@ -1,0 +1,34 @@
+"""GPUs are told apart by a library that answers as NVML does: no GPU is needed."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from engine.process.gpu_ids import gpu_ids
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    library = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: f"GPU-{index}",
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetUUID=lambda handle: handle,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+
+
+def test_a_gpu_has_one_identity_however_a_process_numbers_it(nvml):
+    assert gpu_ids([0, 2], {}) == ["GPU-0", "GPU-2"]
+    assert gpu_ids([0, 1], {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["GPU-2", "GPU-0"]
+    assert gpu_ids([1], {"CUDA_VISIBLE_DEVICES": "GPU-7, MIG-8"}) == ["MIG-8"]
+
+
+def test_without_a_library_processes_of_one_container_agree(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    [name] = gpu_ids([3], {})
+    assert gpu_ids([1], {"CUDA_VISIBLE_DEVICES": "0,3"}) == [name]
+    assert gpu_ids([3], {"HIP_VISIBLE_DEVICES": "0,1,2,3"}) == [name]
+    assert gpu_ids([2, 3], {})[0] != name
+    assert gpu_ids([], {}) == []
