@@ -217,13 +217,19 @@ class SandboxOptions:
 
     slots: Annotated[int | None, "tool calls that run at once; none: four per core"] = None
     tool_wall_s: Annotated[float, "time limit of a tool call"] = Limits().wall_s
+    sandbox_listen: Annotated[
+        str | None, "address where sandbox hosts may join, tcp://0.0.0.0:5555; none: slots alone"
+    ] = None
+    sandbox_keys: Annotated[Path | None, "folder of `rocstar keys`, for sandbox hosts on other machines"] = None
 
     def sandbox(self, tiers: Sequence[Tier] = TIERS, memory_bytes: int = Limits().memory_bytes) -> SandboxConfig:
         """tiers: the interpreters that are kept warm. memory_bytes: limit of a call."""
         require("tool_wall_s", self.tool_wall_s, positive)
         if self.slots is not None:
-            require("slots", self.slots, at_least(1))
+            require("slots", self.slots, at_least(0 if self.sandbox_listen else 1))
         limits = Limits(wall_s=self.tool_wall_s, cpu_s=self.tool_wall_s, memory_bytes=memory_bytes)
         # Beside engines and learner, on busy cores, a start takes long.
-        config = SandboxConfig(tiers=tuple(tiers), limits=limits, start_s=60)
+        config = SandboxConfig(
+            tiers=tuple(tiers), limits=limits, start_s=60, listen=self.sandbox_listen, keys=self.sandbox_keys
+        )
         return config if self.slots is None else replace(config, slots=self.slots)

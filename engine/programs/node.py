@@ -46,6 +46,9 @@ from sandbox.keys import HostKeys, load_host
 from sandbox.printable import printable
 
 PROGRAM = "rocstar node"
+# What recipes' options are on a node unless it is given there: the learner is elsewhere, all devices are the replicas',
+# and sandbox hosts serve the lead.
+NOT_THE_LEADS = {"learner_ranks": "0", "sandbox_listen": "none", "sandbox_keys": "none"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +166,8 @@ def node_options(
 ) -> list[str]:
     """Returns the options with which a node runs the lead's recipe: those of the lead, changed by those given here."""
     own = [f"model={checkpoint}", f"runs={folder}", "name=node"]
-    if "learner_ranks" in names(config_class):
-        own.append("learner_ranks=0")  # the learner is elsewhere, and all devices are the replicas'
+    chosen = {option.partition("=")[0] for option in given}
+    own += [f"{name}={value}" for name, value in NOT_THE_LEADS.items() if name in names(config_class) - chosen]
     return _options(lead, given, own)
 
 

@@ -1,0 +1,59 @@
+#!/bin/bash
+#SBATCH --job-name=rocstar
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# The first host leads and trains, the others are rollout nodes. Submit it in the checkout, which all hosts see:
+#
+#   sbatch recipes/clusters/slurm.sh recipes/quickstart.py steps=40
+#
+# LEARNERS: as many hosts, after the first, run ranks of the learner. SANDBOXES: as many, the last ones, run tool calls.
+# NODE: further words of each rollout node, "replicas=8 slots=64" for example.
+# When the time is over or the job is preempted, nodes drain and the lead keeps what it has. A job that is requeued, or
+# submitted again with the same words, resumes the run.
+set -u
+read -ra hosts <<<"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tr '\n' ' ')"
+lead=${hosts[0]} learners=${LEARNERS:-0} sandboxes=${SANDBOXES:-0}
+rocstar=.venv/bin/rocstar
+[ -d keys ] || $rocstar keys keys
+
+# Runs a command on a host, and up to ten times again if it fails. 2: only the user can mend it; 130: it was told to end.
+serve() {
+    local host=$1 code=0 times
+    shift
+    trap 'kill "$!"; exit' TERM
+    for times in {1..10}; do
+        srun --nodes=1 --ntasks=1 --exact --nodelist="$host" "$@" &
+        wait "$!"
+        code=$?
+        case $code in 0 | 2 | 130) break ;; esac
+        echo "$host: ended with exit code $code for the ${times}th time, and is started again in ${AGAIN_S:-5} s" >&2
+        sleep "${AGAIN_S:-5}"
+    done
+    return $code
+}
+
+words=(nodes=tcp://0.0.0.0:5700 nodes_keys=keys)
+[ "$learners" = 0 ] || words+=("learner_hosts=$((learners + 1))" "learner_at=$lead:29400")
+[ "$sandboxes" = 0 ] || words+=(sandbox_listen=tcp://0.0.0.0:5555 sandbox_keys=keys)
+for ((number = 1; number < ${#hosts[@]}; number++)); do
+    host=${hosts[number]}
+    if ((number <= learners)); then
+        serve "$host" $rocstar node lead="tcp://$lead:5700" keys=keys learner=true &
+    elif ((number >= ${#hosts[@]} - sandboxes)); then
+        serve "$host" $rocstar sandbox-host connect="tcp://$lead:5555" keys=keys &
+    else
+        # shellcheck disable=SC2086  # NODE may have several words
+        serve "$host" $rocstar node lead="tcp://$lead:5700" keys=keys name="$host" ${NODE:-} &
+    fi
+done
+others=$(jobs -p)
+(serve "$lead" .venv/bin/python "$@" "${words[@]}")
+code=$?
+sleep "${AGAIN_S:-5}"  # nodes end by themselves when the run has ended
+# shellcheck disable=SC2086
+kill $others 2>/dev/null
+wait
+exit $code

@@ -1,0 +1,27 @@
+"""What starts a run on a cluster, with a real Ray and a real sshd: processes are killed and started again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.packages import environment_with
+from tests.support.paths import ROOT
+
+RAY = ("ray==2.60.0",)
+
+
+@pytest.mark.timeout(600)
+def test_on_ray_a_process_that_is_killed_and_a_machine_that_is_gone_are_replaced(tmp_path: Path) -> None:
+    """And all processes are drained when the lead has ended, those that Ray never had room for left aside."""
+    python = environment_with("ray", *RAY) / "bin" / "python"
+    command = [str(python), "-m", "tests.support.ray_cluster", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["killed_and_there_again"]
+    assert told["moved"]
+    assert told["drained"] == ["node-0", "node-1"]

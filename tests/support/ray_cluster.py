@@ -1,0 +1,81 @@
+"""Runs a job of on_ray.py on a Ray cluster of three machines in processes here, kills a process and a machine of it, and
+writes what has happened to told.json. Its processes are small programs; FOLDER/NAME.PID is there while one runs.
+
+    python -m tests.support.ray_cluster FOLDER
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from recipes.clusters import on_ray
+from recipes.clusters.on_ray import Command, Job
+
+NODE = """
+import os, signal, sys, time
+from pathlib import Path
+folder, name, keys = sys.argv[1:]
+assert Path(keys, "host.key").read_bytes() == b"secret"
+mark = Path(folder, f"{name}.{os.getpid()}")
+signal.signal(signal.SIGTERM, lambda *_: (mark.rename(mark.with_suffix(".drained")), os._exit(0)))
+mark.touch()
+time.sleep(600)
+"""
+LEAD = "import sys, time; from pathlib import Path\nwhile not Path(sys.argv[1], 'done').exists(): time.sleep(0.05)"
+
+
+async def until(happens: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not happens():  # noqa: ASYNC110  files of other processes
+            await asyncio.sleep(0.05)
+
+
+def running(folder: Path) -> dict[str, list[int]]:
+    marks = [path.name.split(".") for path in folder.iterdir() if path.suffix[1:].isdecimal()]
+    alive = [(name, int(pid)) for name, pid in marks if Path("/proc", pid).exists()]
+    return {name: [pid for other, pid in alive if other == name] for name, _ in alive}
+
+
+async def main(folder: Path) -> None:
+    on_ray.AGAIN_S = 0.2
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    machines = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
+    node = [sys.executable, "-c", NODE, str(folder)]
+    others = {name: Command(words=[*node, name, "KEYS"]) for name in ("node-0", "node-1")}
+    others["too-large"] = Command(words=node, gpus=1)  # is never placed
+    job = Job(ray, restarts=3, key_files={"host.key": b"secret"})
+    told: dict[str, object] = {}
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(job.run([sys.executable, "-c", LEAD, str(folder)], others))
+        await until(lambda: len(running(folder)) == 2)
+        first = running(folder)
+        os.kill(first["node-0"][0], signal.SIGKILL)
+        await until(lambda: first["node-0"] != running(folder).get("node-0", first["node-0"]))
+        told["killed_and_there_again"] = True
+        before = running(folder)
+        for machine in machines:
+            cluster.remove_node(machine, allow_graceful=False)
+        await until(lambda: all(len(pids) == 1 for pids in running(folder).values()) and len(running(folder)) == 2)
+        await until(lambda: before != running(folder) and len(running(folder)) == 2)
+        told["moved"] = sorted(name for name, pids in running(folder).items() if pids != before[name])
+        (folder / "done").touch()
+    await until(lambda: not running(folder))
+    told["drained"] = sorted(path.stem for path in folder.glob("*.drained"))
+    (folder / "told.json").write_text(json.dumps(told))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
