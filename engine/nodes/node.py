@@ -118,15 +118,17 @@ class RolloutNode:
                     self._tasks.create_task(self._keep_current(), name="node-weights"),
                     self._tasks.create_task(self._send_events(), name="node-record"),
                 ]
-                await self._end_of_run
+                try:
+                    await self._end_of_run
+                except asyncio.CancelledError:  # by a signal, or because the fleet has ended
+                    self.protocol.leave()  # so the lead need not wait until the node is silent
+                    raise
                 for task in [*loops, *self._groups.values()]:
                     task.cancel()
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         finally:
             self._show_ready(False)
-            if not self._end_of_run.done():  # it is cancelled, or the fleet has ended
-                self.protocol.leave()  # so the lead need not wait until it is silent
             self._mailbox.close()
 
     def drain(self) -> None:

@@ -22,8 +22,8 @@ serve() {
             0) return ;;                                                # the run has ended, or the node was drained
             2) echo "$1: see the error above" >&2; return 2 ;;          # only the user can mend it
         esac
-        echo "$1: ended with exit code $code, and is started again in 5 s" >&2
-        sleep 5
+        echo "$1: ended with exit code $code, and is started again in ${AGAIN_S:-5} s" >&2
+        sleep "${AGAIN_S:-5}"
     done
 }
 

@@ -55,7 +55,8 @@ def test_a_node_that_is_drained_and_one_that_is_interrupted_leave_at_once_and_ch
     assert two.end() == 130, two.text()
     assert one.left() == two.left() == []
     three = here.node("three")
-    ends_well(lead, three)
+    assert lead.end(240) == 0, lead.text()
+    ends_well(three)
     assert "node one is about to leave" in here.notes
     assert "node one leaves" in here.notes
     assert "node two leaves" in here.notes

@@ -1,5 +1,5 @@
-"""Runs a job of on_ray.py on a Ray cluster of three machines in processes here, kills a process and a machine of it, and
-writes what has happened to told.json. Its processes are small programs; FOLDER/NAME.PID is there while one runs.
+"""Runs a job of on_ray.py on a Ray cluster of three machines in processes here, kills a process and a machine of it,
+and writes what has happened to told.json. Its processes are small programs; FOLDER/NAME.PID is there while one runs.
 
     python -m tests.support.ray_cluster FOLDER
 """
@@ -71,7 +71,7 @@ async def main(folder: Path) -> None:
         told["moved"] = sorted(name for name, pids in running(folder).items() if pids != before[name])
         (folder / "done").touch()
     await until(lambda: not running(folder))
-    told["drained"] = sorted(path.stem for path in folder.glob("*.drained"))
+    told["drained"] = sorted(path.stem for path in folder.glob("*.drained"))  # noqa: ASYNC240
     (folder / "told.json").write_text(json.dumps(told))
     ray.shutdown()
     cluster.shutdown()

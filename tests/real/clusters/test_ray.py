@@ -1,4 +1,4 @@
-"""What starts a run on a cluster, with a real Ray and a real sshd: processes are killed and started again."""
+"""recipes/clusters/on_ray.py on a real Ray cluster of this machine: a process is killed, and a machine is taken away."""
 
 from __future__ import annotations
 
