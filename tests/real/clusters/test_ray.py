@@ -1,4 +1,4 @@
-"""recipes/clusters/on_ray.py on a real Ray cluster of this machine: a process is killed, and a machine is taken away."""
+"""recipes/clusters/on_ray.py on a real Ray cluster: a process is killed, and a machine is taken away."""
 
 from __future__ import annotations
 
