@@ -19,17 +19,22 @@ lead=${hosts[0]} learners=${LEARNERS:-0} sandboxes=${SANDBOXES:-0}
 rocstar=.venv/bin/rocstar
 [ -d keys ] || $rocstar keys keys
 
-# Runs a command on a host, and up to ten times again if it fails. 2: only the user can mend it; 130: it was told to end.
+# Runs a command on a host, and again if it fails, at most ten times. 2: only the user can mend it; 130: it was told to end.
+# A node that has ended well is started again too, for a recipe of several stages.
 serve() {
-    local host=$1 code=0 times
+    local host=$1 code failures=0
     shift
     trap 'kill "$!"; exit' TERM
-    for times in {1..10}; do
+    while ((failures < 10)); do
         srun --nodes=1 --ntasks=1 --exact --nodelist="$host" "$@" &
         wait "$!"
         code=$?
-        case $code in 0 | 2 | 130) break ;; esac
-        echo "$host: ended with exit code $code for the ${times}th time, and is started again in ${AGAIN_S:-5} s" >&2
+        case $code in
+            0) [ "$host" != "$lead" ] || break ;;
+            2 | 130) break ;;
+            *) failures=$((failures + 1)) ;;
+        esac
+        echo "$host: ended with exit code $code (failures so far: $failures), and is started again" >&2
         sleep "${AGAIN_S:-5}"
     done
     return $code
