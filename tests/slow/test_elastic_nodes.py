@@ -57,7 +57,6 @@ def test_a_node_that_is_drained_and_one_that_is_interrupted_leave_at_once_and_ch
     three = here.node("three")
     assert lead.end(240) == 0, lead.text()
     ends_well(three)
-    assert "node one is about to leave" in here.notes
     assert "node one leaves" in here.notes
     assert "node two leaves" in here.notes
     assert "was silent" not in here.notes
