@@ -178,11 +178,6 @@ class LearnerConfig:
                 "LearnerConfig.activation_checkpointing must be 'full' with activation_offload, got "
                 f"{self.activation_checkpointing!r}"
             )
-        if self.flash_attention == "FA3" and (self.device, self.attention) != ("cuda", "packed"):
-            raise ValueError(
-                "LearnerConfig.flash_attention must be 'FA2' unless packed attention runs on a GPU, got 'FA3' with "
-                f"device {self.device!r} and attention {self.attention!r}"
-            )
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
             raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
 

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-ROWS = 2  # of each rank: gradients are added up
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -63,12 +61,9 @@ def measure(cell):
         phase("load")
         kernels = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward
         counter = FlopCounterMode(display=False, custom_mapping={kernel: _causal(kernel) for kernel in kernels})
-        for step in (1, 2):  # the counter keeps activations alive
+        for step in (1, 2):  # the first makes the optimizer's state; the counter keeps activations alive
             with counter if step == 1 else nullcontext():
-                memory.want = step == 2
-                trainer.train(_batch(cell), version=step)
-                for (op, n), m in sorted(memory.at_peak.items(), key=lambda x: -x[0][1]*x[1])[:25]: print(f"{n*m/2**30:.2f} = {m} x {n/2**20:.1f} MiB {op}", file=sys.stderr)
-                memory.want = False
+                trainer.train(_batch(cell, rows=step), version=step)
             phase("train")
             trainer.publisher.publish(step)
             phase("publish")
@@ -77,7 +72,7 @@ def measure(cell):
             phase("rest")
     dist.destroy_process_group()
     counted = counter.get_total_flops()
-    [plan] = trainer.plan(_batch(cell), 1)
+    [plan] = trainer.plan(_batch(cell, rows=1), 1)
     needed = trainer.cost.of(targets=plan.loss_tokens, lengths=plan.lengths) / cell.ranks
     return {"phases": phases, "counted_flops": counted, "needed_flops": needed, "parameters": trainer.parameters}
 
@@ -100,12 +95,13 @@ def _config(cell):
     return LearnerConfig(**fixed, micro_batch_tokens=cell.tokens, **cell.learner)
 
 
-def _batch(cell):
+def _batch(cell, rows):
+    """Returns a batch of so many rows for each rank; with two of them gradients are added up."""
     import numpy as np
 
     from engine.types import Batch
 
-    count, length = ROWS * cell.ranks, cell.tokens + 1
+    count, length = rows * cell.ranks, cell.tokens + 1
     sampled_T = np.arange(length) >= round(length * (1 - cell.sampled))
     return Batch(
         step=0,

@@ -41,7 +41,7 @@ def register() -> None:
     AttentionMaskInterface.register(PACKED, window_of_mask)
 
 
-def activate(kernels: str) -> None:
+def activate(kernels: str, device: str) -> None:
     """Makes PyTorch use these kernels ("FA3") for packed attention on GPUs. Raises ValueError where they are missing.
 
     Source: torch.nn.attention.activate_flash_attention_impl, a prototype in PyTorch 2.13. Not yet run on a GPU.
@@ -50,13 +50,15 @@ def activate(kernels: str) -> None:
     try:
         if use is None:
             raise RuntimeError(f"PyTorch {torch.__version__} cannot choose kernels, 2.13 can")
-        if torch.cuda.is_available() and (major := torch.cuda.get_device_capability()[0]) != 9:
-            raise RuntimeError(f"it runs on Hopper GPUs (H100, H200; compute capability 9), this one has {major}")
+        if device != "cuda":
+            raise RuntimeError(f"it runs on Hopper GPUs (H100, H200), and the device is {device!r}")
         use(kernels)
+        if (major := torch.cuda.get_device_capability()[0]) != 9:
+            raise RuntimeError(f"it runs on Hopper GPUs (compute capability 9), and this one has {major}")
     except (ImportError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"LearnerConfig.flash_attention must be 'FA2' here, got {kernels!r}: {error}. Fix: install "
-            "flash_attn_interface from FlashAttention's folder hopper/, on a Hopper GPU, or leave 'FA2'"
+            "flash_attn_interface (FlashAttention's folder hopper/) on a Hopper GPU, or leave 'FA2'"
         ) from error
 
 

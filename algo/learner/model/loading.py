@@ -52,7 +52,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     _settle_vector_functions()
     register()
     if config.flash_attention != "FA2":
-        activate(config.flash_attention)
+        activate(config.flash_attention, config.device)
     transformers_logging.disable_progress_bar()
     model = empty(AutoConfig.from_pretrained(source, trust_remote_code=False), config.attention)
     check_structure(model)

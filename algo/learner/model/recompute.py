@@ -61,8 +61,13 @@ def _policy(wide: int, keeps_wide: bool, rank: int, _context: Any, operator: Any
 
 
 def _keeps(weight_IO: Tensor, wide: int, keeps_wide: bool, rank: int) -> bool:
-    """Returns whether a product by this weight is kept. The product that narrows the MLP is its layer's last."""
+    """Returns whether a product by this weight is kept.
+
+    That which narrows the MLP is its layer's last, so it is not computed again, unless that of its adapter follows.
+    """
     inner, outer = weight_IO.shape
-    if rank in (inner, outer) or inner == wide:
+    if rank in (inner, outer):
         return False
+    if inner == wide:
+        return rank > 0
     return keeps_wide or outer != wide

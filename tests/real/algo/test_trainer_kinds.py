@@ -175,7 +175,7 @@ def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
         build(source, tmp_path)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
     """The sampler has none: log-probabilities would differ by chance, and the canary with them."""
     source, found, calls = write_checkpoint(tmp_path / "tiny"), [], []
@@ -188,10 +188,10 @@ def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
     assert np.array_equal(found[1][1], found[0][1])
     subject.scorer.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     gradient(subject, minibatch())
-    assert len(calls) == 1 + checkpointing
+    assert len(calls) == 1 + (checkpointing != "none")
 
 
-@pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": True}])
+@pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": "full"}])
 def test_the_canary_of_one_rank_takes_no_copy_of_the_weights_and_is_that_of_the_sharded_model(trainer, config):
     subject = trainer(**config)
     before = subject.score_canary()
@@ -307,7 +307,7 @@ def test_a_large_vocabulary_is_scored_in_recomputed_chunks_with_the_same_gradien
 @pytest.mark.parametrize("offload", [False, True])
 def test_offload_takes_the_inputs_of_all_layers_out_of_autograds_hands(trainer, offload):
     """Of two hooks around what is kept for the backward pass the inner one gets it: the offload, where it is on."""
-    subject, [micro] = trainer(activation_checkpointing=True, activation_offload=offload), minibatch().ranks[0]
+    subject, [micro] = trainer(activation_checkpointing="full", activation_offload=offload), minibatch().ranks[0]
     width, layers = subject.scorer.model.config.hidden_size, subject.scorer.model.config.num_hidden_layers
     seen = []
 
