@@ -1,9 +1,12 @@
-"""The real learner on fake GPUs: peaks of memory and operations of one rank of several, without memory or GPU.
+"""The real learner on fake GPUs: what one rank of several allocates and executes, without a GPU and its memory.
 
     python -m tests.support.fake_learner CELLS.json
 
-CELLS.json holds a list of cells (`Cell`); a line of JSON is printed for each. It is rank 0, which reads the checkpoint
-and publishes. What is fake beside tensors: collectives do nothing, metrics are made up, nothing is read or written.
+CELLS.json holds a list of `Cell`; a line of JSON is printed for each. The rank is rank 0, which reads the checkpoint
+and publishes. Fake are, beside tensors: collectives do nothing, metrics are made up, nothing is read or written.
+
+What is not seen: memory between allocations, CUDA's and NCCL's own, and what kernels take for themselves, except that
+of FlashAttention's backward pass.
 """
 
 import json
@@ -17,34 +20,43 @@ from unittest.mock import patch
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A model and how it is trained. config: fields of transformers' configuration, with model_type.
+    """A model and how it is trained.
 
-    tokens: inputs of a row. sampled: share of them that are targets. learner: fields of LearnerConfig.
+    model: as `recipes/rstar2/fit.py` takes it. layers: how many of its layers, None for all. tokens: inputs of a row.
+    sampled: share of them that are targets. learner: fields of LearnerConfig.
     """
 
-    config: dict
+    model: str
     ranks: int
     tokens: int
+    layers: int | None = None
     sampled: float = 0.8
     learner: dict = field(default_factory=dict)
 
+    def write(self, folder):
+        """Writes the model's config.json."""
+        from recipes.rstar2.parts.memory.model import configuration
+
+        config = configuration(self.model)
+        if self.layers:
+            config.num_hidden_layers, config.layer_types = self.layers, None
+        config.save_pretrained(folder)
+        return folder
+
 
 def measure(cell):
-    """The bytes of GPU and host in each phase, and the operations of a step of rank 0."""
+    """Returns the bytes on GPU and host in each phase, and the operations of a step with one row."""
     import torch
     import torch.distributed as dist
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from torch.utils.flop_counter import FlopCounterMode
-    from transformers import AutoConfig
 
     from algo.learner.trainer import Trainer
     from tests.support.fake_gpu import GPU, Memory
 
     dist.init_process_group(f"cpu:fake,{GPU}:fake", rank=0, world_size=cell.ranks, store=FakeStore())
-    fields = dict(cell.config)
-    source = Path(tempfile.mkdtemp())
-    AutoConfig.for_model(fields.pop("model_type"), **fields).save_pretrained(source)
+    source = cell.write(Path(tempfile.mkdtemp()))
     phases = {}
     with FakeTensorMode(allow_non_fake_inputs=True), Memory() as memory:
 
@@ -71,10 +83,14 @@ def measure(cell):
             trainer.release_gpu()
             phase("rest")
     dist.destroy_process_group()
-    counted = counter.get_total_flops()
     [plan] = trainer.plan(_batch(cell, rows=1), 1)
     needed = trainer.cost.of(targets=plan.loss_tokens, lengths=plan.lengths) / cell.ranks
-    return {"phases": phases, "counted_flops": counted, "needed_flops": needed, "parameters": trainer.parameters}
+    return {
+        "phases": phases,
+        "executed": counter.get_total_flops(),
+        "needed": needed,
+        "parameters": trainer.parameters,
+    }
 
 
 def _causal(kernel):
@@ -91,8 +107,8 @@ def _causal(kernel):
 def _config(cell):
     from algo.learner.config import LearnerConfig
 
-    fixed = {"dtype": "bfloat16", "weights_dtype": "bfloat16", "device": "cuda", "minibatches": 1, "share_prefix": False}
-    return LearnerConfig(**fixed, micro_batch_tokens=cell.tokens, **cell.learner)
+    fixed = {"dtype": "bfloat16", "weights_dtype": "bfloat16", "device": "cuda", "minibatches": 1}
+    return LearnerConfig(**fixed, share_prefix=False, micro_batch_tokens=cell.tokens, **cell.learner)
 
 
 def _batch(cell, rows):
@@ -129,6 +145,7 @@ def fake():
     from tests.support import fake_gpu
 
     fake_gpu.install()
+    add_adapters = loading.add_adapters
 
     def mesh(_device, *shape, **names):
         with _disable_current_modes():
@@ -138,22 +155,18 @@ def fake():
         config = AutoConfig.from_pretrained(source)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
 
-    def reduced(counts, square):
-        return {"tokens": 1.0, "loss": 1.0, "square": 0.25, "ratio_max": 1.0, "mismatch_checked": 0.0}
-
-    add_adapters = loading.add_adapters
-
     def add_fake_adapters(model, config):  # peft calls .to(device), which fake parameters refuse
         with patch.object(torch.nn.Module, "to", lambda module, *_args, **_options: module):
             add_adapters(model, config)
 
-    loading.add_adapters = add_fake_adapters
-    loading.choose_device = trainer.choose_device = lambda name: torch.device(fake_gpu.GPU, 0)
+    def reduced(_counts, _square):
+        return {"tokens": 1.0, "loss": 1.0, "square": 0.25, "ratio_max": 1.0, "mismatch_checked": 0.0}
+
+    loading.choose_device = trainer.choose_device = lambda _name: torch.device(fake_gpu.GPU, 0)
+    loading.read, loading.add_adapters = read, add_fake_adapters
     sharding.init_device_mesh = mesh
-    loading.read = read
-    trainer.reduced = reduced
-    trainer.statistics = lambda tokens, live: {}
-    trainer.Checkpoints = lambda scorer, optimizer: None
+    trainer.reduced, trainer.statistics = reduced, lambda _tokens, _live: {}
+    trainer.Checkpoints = lambda _scorer, _optimizer: None
     publish.transport = lambda *_args, **_options: publish.Silent()
     FakeTensor.numpy = lambda tensor: np.zeros(tuple(tensor.shape), np.float32)
 

@@ -94,12 +94,8 @@ def learner_moments(plan: Plan) -> dict[str, Parts]:
         "gradients on their way": on_their_way if full else 0,
     }
 
-    if full:  # The root's gradients in bfloat16, and in float32 for the ranks.
-        moments["embeddings"] = {
-            **state,
-            "gathered weights": gathered,
-            "gradients on their way": 6 * root + 4 * root // ranks if several else 4 * root,
-        }
+    if full:  # The root's weights are gone by then; its gradients are there in bfloat16, and in float32 for the ranks.
+        moments["embeddings"] = {**state, "gradients on their way": 6 * root + 4 * root // ranks}
     return moments
 
 

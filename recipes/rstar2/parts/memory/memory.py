@@ -9,9 +9,8 @@ from __future__ import annotations
 from engine.replica.config import MEMORY_SHARE, STEP_TOKENS
 from recipes.rstar2.parts.memory.learner import Parts, learner_at_rest, learner_moments
 from recipes.rstar2.parts.memory.model import Model
-from recipes.rstar2.parts.memory.plan import Plan, gib
+from recipes.rstar2.parts.memory.plan import GIB, Plan, gib
 
-GIB = 1 << 30
 USABLE = 0.985  # CUDA gives programs some 79 GiB of a GPU that is sold with 80 GB
 
 # Estimates.
@@ -84,7 +83,7 @@ def host_parts(plan: Plan) -> dict[str, int]:
     parts = {
         "processes": (ranks + serving + 2) * PROCESS_BYTES,
         "published weights (pinned)": 1 << (version - 1).bit_length() if learner.weight_transfer == "nccl" else 0,
-        "published weights (/dev/shm)": (0 if learner.weight_transfer == "nccl" else version) * (2 if plan.samples else 1),
+        "published weights (/dev/shm)": 0 if learner.weight_transfer == "nccl" else version * (1 + plan.samples),
         "AdamW's moments while replicas sample": 8 * plan.trained if devices.shared and plan.samples else 0,
         "activations": inputs if learner.activation_offload else 0,
         "checkpoint": 4 * plan.weights + 8 * plan.trained,
