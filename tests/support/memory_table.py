@@ -83,7 +83,7 @@ def compared(row):
 def table():
     lines = [
         "",
-        "| model, ranks | trained | kept by a layer | loading: run, fit | training: run, fit | executed / needed: run, fit |",
+        "| model, ranks | trained | checkpointing | loading | training | executed / needed |",
         "|---|---|---|---|---|---|",
     ]
     for row in measured():

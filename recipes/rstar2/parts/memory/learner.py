@@ -9,13 +9,11 @@ vocabulary, Q and K widths of all query and key heads, N tokens of a row; float3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from algo.learner.model.scorer import LOGIT_ROWS
 from recipes.rstar2.parts.memory.model import Model
 from recipes.rstar2.parts.memory.plan import Plan
 
-Parts = Mapping[str, int]
+Parts = dict[str, int]
 
 
 def layer_activations(model: Model, *, adapters: bool = False) -> int:
