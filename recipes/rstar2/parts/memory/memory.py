@@ -73,22 +73,28 @@ def host_parts(plan: Plan) -> dict[str, int]:
     """Returns the parts of host memory, in bytes.
 
     Two versions of the weights are published, in files; where learner and replicas have GPUs of their own it is one, in
-    pinned memory, which PyTorch rounds up to a power of two. A checkpoint is a copy that lives while it is written.
+    pinned memory. A checkpoint is a copy that lives while it is written.
     """
     learner, devices = plan.learner, plan.devices
     version = 2 * (plan.adapters if learner.weight_transfer == "adapter" else plan.model.parameters)
     ranks = devices.learner_ranks
     serving = devices.replicas * devices.tensor_parallel if plan.samples else 0
+    moments = ranks * _pinned(8 * plan.trained // ranks)
     inputs = 2 * plan.model.hidden * plan.model.layers * learner.micro_batch_tokens * ranks
     parts = {
         "processes": (ranks + serving + 2) * PROCESS_BYTES,
-        "published weights (pinned)": 1 << (version - 1).bit_length() if learner.weight_transfer == "nccl" else 0,
+        "published weights (pinned)": _pinned(version) if learner.weight_transfer == "nccl" else 0,
         "published weights (/dev/shm)": 0 if learner.weight_transfer == "nccl" else version * (1 + plan.samples),
-        "AdamW's moments while replicas sample": 8 * plan.trained if devices.shared and plan.samples else 0,
+        "AdamW's moments while replicas sample (pinned)": moments if devices.shared and plan.samples else 0,
         "activations": inputs if learner.activation_offload else 0,
         "checkpoint": 4 * plan.weights + 8 * plan.trained,
     }
     return {name: size for name, size in parts.items() if size}
+
+
+def _pinned(size: int) -> int:
+    """Returns the bytes that PyTorch takes for a piece of pinned memory: the next power of two."""
+    return 1 << (size - 1).bit_length()
 
 
 def problems(plan: Plan) -> list[str]:
