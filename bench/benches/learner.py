@@ -118,7 +118,7 @@ class Load:
 
     @property
     def micros(self) -> Sequence[MicroBatch]:
-        return self.packed.ranks[0]
+        return self.packed.micros
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

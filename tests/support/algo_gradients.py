@@ -75,7 +75,9 @@ def gradients(checkpoint, folder):
         seed = fields.pop("seed", 0)
         trainer = build(checkpoint, folder, **fields)
         tokens, ranks = trainer.config.micro_batch_tokens, trainer.world_size
-        (minibatch,) = plan(batch(13), minibatches=1, micro_batch_tokens=tokens, ranks=ranks, seed=seed)
+        (minibatch,) = plan(
+            batch(13), minibatches=1, micro_batch_tokens=tokens, ranks=ranks, rank=trainer.rank, seed=seed
+        )
         found[case] = gradient(trainer, minibatch)
     trainer.publisher.publish(0)
     assert _get_work_registry_size() == 0, "PyTorch keeps what was gathered until somebody has waited for it"

@@ -236,7 +236,7 @@ def head_errors(subject, minibatch):
     model = subject.scorer.model
     handle = model.base_model.register_forward_hook(lambda *parts: kept.append(parts[-1].last_hidden_state[0]))
     weight_VH = full_state(subject.scorer)["model.embed_tokens.weight"].bfloat16().double()
-    for micro in minibatch.ranks[0]:
+    for micro in minibatch.micros:
         (logprobs_M,) = subject.logprobs([micro])
         logits_MV = kept.pop()[torch.from_numpy(micro.positions_M)].double() @ weight_VH.T
         targets_M = torch.from_numpy(micro.targets_M)
@@ -312,7 +312,7 @@ def test_a_large_vocabulary_is_scored_in_recomputed_chunks_with_the_same_gradien
 @pytest.mark.parametrize("offload", [False, True])
 def test_offload_takes_the_inputs_of_all_layers_out_of_autograds_hands(trainer, offload):
     """Of two hooks around what is kept for the backward pass the inner one gets it: the offload, where it is on."""
-    subject, [micro] = trainer(activation_checkpointing="full", activation_offload=offload), minibatch().ranks[0]
+    subject, [micro] = trainer(activation_checkpointing="full", activation_offload=offload), minibatch().micros
     width, layers = subject.scorer.model.config.hidden_size, subject.scorer.model.config.num_hidden_layers
     seen = []
 
