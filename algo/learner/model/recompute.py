@@ -70,4 +70,4 @@ def _keeps(weight_IO: Tensor, wide: int, keeps_wide: bool, rank: int) -> bool:
         return False
     if inner == wide:
         return rank > 0
-    return keeps_wide or outer != wide
+    return keeps_wide or outer not in (wide, 2 * wide)  # some models have both wide products in one

@@ -5,6 +5,7 @@ import pytest
 from tests.support.fake_learner import Cell
 from tests.support.memory_table import CELLS, compared, measure, measured
 
+SELECTIVE = {"activation_checkpointing": "selective", "reference_kl_coef": 0.1}
 FULL = {"activation_checkpointing": "full"}
 AWAY = {"activation_offload": True, "offload_optimizer": True}
 # Few layers, so that each takes seconds; other models and lengths than those of the table.

@@ -39,7 +39,7 @@ def operations(plan: Plan, *, tokens: int, targets: int) -> Operations:
 
     A weight costs 2 operations a token forward, 2 for the gradient of the input and 2 for its own. What is computed
     again costs the forward pass once more: of the layers, as the kind of checkpointing says, and always of the logits.
-    FlashAttention computes its scores again in any case: 5 products backward, of which 4 are needed.
+    FlashAttention computes its scores again in any case: 5 products backward, of which 4 are needed. A reference costs a forward pass.
     """
     model, kind = plan.model, plan.learner.activation_checkpointing
     wide = model.hidden * model.intermediate  # each of the MLP's three matrices
@@ -57,8 +57,10 @@ def operations(plan: Plan, *, tokens: int, targets: int) -> Operations:
         again += adapters
     head = (4 if frozen else 6) * model.head
     square = 2.0 * model.queries * model.layers * tokens**2
+    forward = 1 if plan.learner.reference_kl_coef else 0  # passes of the reference
     return Operations(
         needed=model.layers * layer * tokens + head * targets + 3 * square,
-        products=model.layers * (layer + 2 * again) * tokens + (head + 2 * model.head) * targets,
-        attention=(4.5 if kind == "full" else 3.5) * square,
+        products=model.layers * (layer + 2 * (again + forward * weights)) * tokens
+        + (head + 2 * (1 + forward) * model.head) * targets,
+        attention=((4.5 if kind == "full" else 3.5) + forward) * square,
     )
