@@ -39,7 +39,6 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from algo.learner.config import LearnerConfig
 from algo.learner.hosts import listen_on
 from algo.learner.learner import keep_freed_memory
-from algo.learner.measure.flops import peak_of
 from algo.learner.model.attention import PACKED, bounds
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.trainer import Trainer
@@ -47,6 +46,7 @@ from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import Kind, megabytes, milliseconds, rate, ratio, share
 from bench.measuring.result import Figures
 from bench.measuring.terminal import say
+from engine.learner.gpu_peaks import peak_of
 from engine.types import Batch
 from recipes.tiny.task import SHIPPED
 from sandbox.require import at_least, none_or, require_fields
