@@ -140,13 +140,13 @@ def write_model(folder: str, size: str) -> None:
     Qwen3ForCausalLM(config).to(getattr(torch, DTYPES[size])).save_pretrained(folder)
 
 
-def random_batch(step: int) -> Batch:
+def random_batch(step: int, vocabulary: int = 4000) -> Batch:
     """Makes eight trajectories of 32 tokens, half of them sampled, which pull the weights somewhere."""
     rng = np.random.default_rng(step)
     sampled = np.tile(np.arange(32) >= 16, 8)
     return Batch(
         step=step,
-        token_ids_N=rng.integers(3, 4000, 8 * 32).astype(np.int32),
+        token_ids_N=rng.integers(3, vocabulary, 8 * 32).astype(np.int32),
         sampled_N=sampled,
         logprobs_N=np.where(sampled, -8.3, 0.0).astype(np.float32),
         versions_N=np.where(sampled, step - 1, -1).astype(np.int32),

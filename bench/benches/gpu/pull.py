@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from algo.learner.config import LearnerConfig
 from bench.benches.weights import CANARY, random_batch
+from bench.measuring.terminal import say
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.canary import tolerance_of
 from engine.fleet.config import FleetConfig
@@ -30,13 +32,13 @@ INTO_A_PULL_S = 0.2  # a replica that is stopped takes part no more, and is kill
 class _Victim(Replica):
     """Dies in its pull of one version; afterwards it says when its engine has answered the canary of a version."""
 
-    fatal_version = 0
+    fatal_version = -1
     died_at = 0.0
     serves: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
 
     async def update_weights(self, path: str, version: int) -> None:
         if version == _Victim.fatal_version:
-            _Victim.fatal_version = 0
+            _Victim.fatal_version = -1
             _Victim.died_at = time.perf_counter()
             os.kill(self.pid, signal.SIGSTOP)
             asyncio.get_running_loop().call_later(INTO_A_PULL_S, os.kill, self.pid, signal.SIGKILL)
@@ -53,6 +55,8 @@ async def pulled(checkpoint: Path, *, on_gpu: bool) -> dict[str, float]:
     serves that version. On the CPU weights travel by gloo, on GPUs 0 (learner) and 1 (replica) by nccl.
     """
     prepare_environment()
+    vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
+    canary_ids = [[id % vocabulary for id in ids] for ids in CANARY]
     transfer = "nccl" if on_gpu else "gloo"
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if on_gpu else "float32"
     config = ReplicaConfig(
@@ -81,22 +85,22 @@ async def pulled(checkpoint: Path, *, on_gpu: bool) -> dict[str, float]:
 
         async with (
             LearnerProcess(process, folder, folder / "learner.log") as learner,
-            Fleet(fleet_config, make, RoundRobin(), Timeline(), CANARY) as fleet,
+            Fleet(fleet_config, make, RoundRobin(), Timeline(), canary_ids, say) as fleet,
         ):
             configure = Configure(
                 checkpoint=str(checkpoint),
                 learner=dataclasses.asdict(learner_config),
-                canary=CANARY,
+                canary=canary_ids,
                 weights_dir=str(folder),
                 seed=1,
             )
             ready, canary = await learner.configure(configure)
             await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
-            trained, canary = await learner.train(random_batch(1), 1)
+            trained, canary = await learner.train(random_batch(1, vocabulary), 1)
             began = time.perf_counter()
             await fleet.update_weights(PublishedWeights(trained.weights, 1, canary))
             update_s = time.perf_counter() - began
-            trained, canary = await learner.train(random_batch(2), 2)
+            trained, canary = await learner.train(random_batch(2, vocabulary), 2)
             _Victim.fatal_version = 2
             await fleet.update_weights(PublishedWeights(trained.weights, 2, canary))
             while (served := await _Victim.serves.get())[0] != 2:
