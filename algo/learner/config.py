@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 Schedule = Literal["constant", "linear", "cosine"]
+Checkpointing = Literal["none", "selective", "attention", "full"]
+FlashAttention = Literal["FA2", "FA3"]
 TRANSFERS = ("shm", "gloo", "adapter", "nccl")
 # Allowed means of |learner - sampler| of sampled tokens' log-probabilities. Measured were up to 1e-6 in float32, and
 # 0.002 to 0.03 in bfloat16.
@@ -83,18 +85,24 @@ class LearnerConfig:
     attention: str = "packed"
     """Kind of attention: "packed" (`algo.learner.model.attention`), or a name that transformers knows ("sdpa",
     "flash_attention_2")."""
+    flash_attention: FlashAttention = "FA2"
+    """Kernels of packed attention on a GPU: "FA2", PyTorch's own; or "FA3", which is faster on Hopper GPUs (H100,
+    H200) and needs its package `flash_attn_interface` (FlashAttention's folder hopper/) and a PyTorch that can use it
+    (2.13 can). It has not yet run."""
     share_prefix: bool = True
     """Compute the common beginning of all trajectories of a minibatch (system message, tools, prompt) once a row, if it
     has 64 tokens or more and attention is "packed". It changes results only by rounding."""
     sharding: Literal["full", "hybrid"] = "full"
     """How weights are sharded if ranks are on several hosts: "full", over all of them; "hybrid", over the ranks of a
     host, so that each host has a whole copy and only gradients cross the network."""
-    activation_checkpointing: bool = False
-    """Keep only the input of each layer for the backward pass and compute the rest again."""
+    activation_checkpointing: Checkpointing = "none"
+    """What a layer computes again in the backward pass instead of keeping it: "none"; "selective", all but attention
+    and matrix products; "attention", the MLP's two wide products too; "full", all but its input. The more, the less
+    memory and the slower: `recipes/rstar2/fit.py` says what fits and what it costs."""
     activation_offload: bool = False
-    """Keep these inputs in the host's memory, for long trajectories on a GPU: a layer's input takes 2 bytes times its
-    width for each token, so 36 layers of width 2,560 leave 6 GB of the GPU free at 32 K tokens. Needs
-    activation_checkpointing. On the CPU it changes nothing; it has not yet run on a GPU."""
+    """Keep the layers' inputs in the host's memory, for long trajectories on a GPU: one takes 2 bytes times its width
+    for each token, so 36 layers of width 2,560 leave 6 GB of the GPU free at 32 K tokens. Needs
+    activation_checkpointing "full". On the CPU it changes nothing; it has not yet run on a GPU."""
     offload_optimizer: bool = False
     """Move the optimizer's state off the device from the publishing of weights until the next step, for a GPU that the
     replicas share."""
@@ -133,7 +141,7 @@ class LearnerConfig:
         auto = Rule("'auto', None or positive", lambda value: value in ("auto", None) or value > 0)
         betas = Rule("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= x < 1 for x in value))
         targets = Rule("one name or more", lambda value: isinstance(value, tuple) and value != ())
-        switches = "share_prefix", "activation_checkpointing", "activation_offload", "offload_optimizer", "fp32_head"
+        switches = "share_prefix", "activation_offload", "offload_optimizer", "fp32_head"
         rules = (
             (positive, ("lr", "adam_eps", "grad_clip", "lora_alpha")),
             (finite, ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef")),
@@ -148,6 +156,8 @@ class LearnerConfig:
             (true_or_false, switches),
             (targets, ("lora_targets",)),
             (one_of(*get_args(Schedule)), ("schedule",)),
+            (one_of(*get_args(Checkpointing)), ("activation_checkpointing",)),
+            (one_of(*get_args(FlashAttention)), ("flash_attention",)),
             (one_of("float32", "bfloat16"), ("dtype", "weights_dtype")),
             (one_of("cpu", "cuda"), ("device",)),
             (one_of(*get_args(ReferenceKl)), ("reference_kl",)),
@@ -163,8 +173,11 @@ class LearnerConfig:
             raise ValueError("LearnerConfig.lora_rank must be positive with weight_transfer 'adapter', got 0")
         if self.weight_transfer == "adapter" and "lm_head" in self.lora_targets:
             raise ValueError("LearnerConfig.lora_targets must not hold 'lm_head' with weight_transfer 'adapter'")
-        if self.activation_offload and not self.activation_checkpointing:
-            raise ValueError("LearnerConfig.activation_checkpointing must be True with activation_offload, got False")
+        if self.activation_offload and self.activation_checkpointing != "full":
+            raise ValueError(
+                "LearnerConfig.activation_checkpointing must be 'full' with activation_offload, got "
+                f"{self.activation_checkpointing!r}"
+            )
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
             raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
 

@@ -6,7 +6,7 @@ Invariants
 - The common beginning of all trajectories of a minibatch (a system message, tools, the prompt of a single group) is
   computed once a row: it stands at the row's beginning, and each trajectory continues it.
 - All ranks get the same number of microbatches (empty ones fill up), since sharded models need matching collectives.
-- The plan is a pure function of its arguments: every rank computes the same one.
+- The plan is a pure function of its arguments: every rank computes the same one, and makes its own microbatches only.
 
 Shape legend: N tokens and B trajectories of the batch, R = 1 row of L tokens and S trajectories in a microbatch, M
 positions with loss.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,37 +62,30 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniBatch:
-    """The input of one optimizer step: ranks[r] are the microbatches of rank r."""
+    """The input of one optimizer step on one rank, with what it needs to know of the others."""
 
-    ranks: tuple[tuple[MicroBatch, ...], ...]
-
-    @property
-    def loss_tokens(self) -> int:
-        """Number of targets over all ranks."""
-        return sum(len(micro.targets_M) for micro in chain(*self.ranks))
-
-    @property
-    def sequences(self) -> int:
-        """Number of trajectories with a target, over all ranks."""
-        return sum(len(np.unique(micro.sequence_M)) for micro in chain(*self.ranks))
-
-    @property
-    def lengths(self) -> list[int]:
-        """Number of inputs of each trajectory, over all ranks; a row's shared beginning counts as a trajectory."""
-        computed = [micro for micro in chain(*self.ranks) if micro.tokens]
-        return [length for micro in computed for length in (micro.shared, *micro.lengths_S.tolist()) if length]
-
-    @property
-    def padding_waste(self) -> float:
-        """Share of the computed input positions that are filler, over all ranks."""
-        cells = sum(micro.token_ids_RL.size for micro in chain(*self.ranks))
-        return 1.0 - sum(micro.tokens for micro in chain(*self.ranks)) / cells
+    micros: tuple[MicroBatch, ...]
+    loss_tokens: int
+    """Number of targets over all ranks."""
+    sequences: int
+    """Number of trajectories with a target, over all ranks."""
+    lengths: tuple[int, ...]
+    """Number of inputs of each trajectory, over all ranks; a row's shared beginning counts as a trajectory."""
+    padding_waste: float
+    """Share of the computed input positions that are filler, over all ranks."""
 
 
 def plan(
-    batch: Batch, *, minibatches: int, micro_batch_tokens: int, ranks: int, seed: int, share_prefix: bool = False
+    batch: Batch,
+    *,
+    minibatches: int,
+    micro_batch_tokens: int,
+    ranks: int,
+    seed: int,
+    rank: int = 0,
+    share_prefix: bool = False,
 ) -> list[MiniBatch]:
-    """Returns shuffled minibatches, without those that have no target.
+    """Returns shuffled minibatches for one rank, without those that have no target.
 
     micro_batch_tokens: bounds a row's length, except that a longer trajectory gets a row of its own.
     share_prefix: computes the common beginning of all trajectories of a minibatch once a row.
@@ -102,6 +94,7 @@ def plan(
     # A trajectory's inputs are everything before its last sampled token: 0 if none can be a target.
     sampled_BT = np.split(batch.sampled_N, starts_B[1:])
     inputs_B = np.asarray([np.flatnonzero(sampled_T)[-1:].sum() for sampled_T in sampled_BT], np.int64)
+    targets_B = np.asarray([np.count_nonzero(sampled_T[1:]) for sampled_T in sampled_BT], np.int64)
     order_B = np.random.default_rng((seed, batch.step)).permutation(len(batch.lengths_B))
     order_B = order_B[inputs_B[order_B] > 0]
     result = []
@@ -109,9 +102,18 @@ def plan(
         shared = _shared(batch, starts_B, chunk) if share_prefix else 0
         own_B = inputs_B - shared
         parts = [_rows(share, own_B, micro_batch_tokens - shared) for share in _split(chunk, own_B, ranks)]
-        micros = ([_micro(batch, starts_B, own_B, shared, row) for row in part] for part in parts)
-        filled = zip(*zip_longest(*micros, fillvalue=EMPTY), strict=True)
-        result.append(MiniBatch(ranks=tuple(filled)))
+        rows = max(map(len, parts))  # of each rank
+        lengths = [n for part in parts for row in part for n in (shared, *own_B[row].tolist()) if n]
+        fillers = rows * ranks - sum(map(len, parts))
+        micros = [_micro(batch, starts_B, own_B, shared, row) for row in parts[rank]]
+        minibatch = MiniBatch(
+            micros=(*micros, *[EMPTY] * (rows - len(micros))),
+            loss_tokens=int(targets_B[chunk].sum()),
+            sequences=len(chunk),
+            lengths=tuple(lengths),
+            padding_waste=fillers / (sum(lengths) + fillers),
+        )
+        result.append(minibatch)
     return result
 
 

@@ -191,6 +191,7 @@ class Trainer:
             minibatches=minibatches,
             micro_batch_tokens=self.config.micro_batch_tokens,
             ranks=self.world_size,
+            rank=self.rank,
             seed=self.seed,
             share_prefix=self.config.share_prefix and self.config.attention == PACKED,
         )
@@ -202,7 +203,7 @@ class Trainer:
         forward pass gives the same.
         """
         later = minibatches[1:] if self.proximal else []
-        proximal = [None, *(self.logprobs(part.ranks[self.rank]) for part in later)]
+        proximal = [None, *(self.logprobs(part.micros) for part in later)]
         results: list[dict[str, float]] = []
         for index, minibatch in enumerate(minibatches):
             if self._notes is not None:
@@ -226,7 +227,7 @@ class Trainer:
         self, minibatch: MiniBatch, scored: Scored = NOTHING_SCORED, live: int | None = None
     ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
         """Adds up the gradient of a minibatch; returns what each pass counted, and its log-probabilities."""
-        micros = minibatch.ranks[self.rank]
+        micros = minibatch.micros
         totals = Totals(minibatch.loss_tokens, minibatch.sequences)
         counts, logprobs = [], []
         for index, micro in enumerate(micros):
@@ -249,7 +250,7 @@ class Trainer:
 
         Raises Diverged or Mismatched before it touches the weights.
         """
-        micros = minibatch.ranks[self.rank]
+        micros = minibatch.micros
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / self.copies
         result = reduced(counts, square)
@@ -351,7 +352,7 @@ class Trainer:
         if self.reference is None:
             return None
         with self.reference.scorer() as scorer:
-            return self.logprobs(minibatch.ranks[self.rank], scorer)
+            return self.logprobs(minibatch.micros, scorer)
 
     def release_gpu(self) -> None:
         """Gives the device to the replicas: what only training needs leaves it until `train`, if so configured."""
@@ -365,7 +366,7 @@ class Trainer:
         starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
         logprobs_N = torch.zeros(len(batch.token_ids_N))
         for minibatch in self.plan(batch, 1):
-            micros = minibatch.ranks[self.rank]
+            micros = minibatch.micros
             for micro, logprobs_M in zip(micros, self.logprobs(micros), strict=True):
                 places_M = starts_B[micro.trajectories_S[micro.sequence_M]]
                 places_M = places_M + micro.position_ids_RL.flat[micro.positions_M] + 1

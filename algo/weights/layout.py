@@ -28,6 +28,8 @@ from torch import Tensor
 # Bytes that are gathered ahead of the copy, and that a replica receives before it begins to load.
 BUCKET_BYTES = 64 << 20
 SOCKET = "pulls"  # name of the socket in the folder of Pulled
+# Bytes of a GPU's memory through which host memory is sent to replicas' GPUs.
+PIECE_BYTES = 64 << 20
 # Deadline of a pull, in seconds; a replica's update has it too.
 PULL_S = 60.0
 
@@ -95,9 +97,10 @@ class Pulled:
 
     scheme: str
 
-    def __init__(self, layout: Layout, folder: Path, device: torch.device) -> None:
+    def __init__(self, layout: Layout, folder: Path, *, pinned: bool = False) -> None:
+        """pinned: whether the memory is pinned, so that a GPU copies to and from it at its link's full speed."""
         self._layout, self._folder = layout, folder
-        self._memory = torch.empty(layout.size_bytes, dtype=torch.uint8, device=device)
+        self._memory = torch.empty(layout.size_bytes, dtype=torch.uint8, pin_memory=pinned)
         self._views = layout.views(self._memory)
         self._version: int | None = None  # None while it is written
         self._pulls = 0
@@ -118,9 +121,6 @@ class Pulled:
                     f"weights {version} wait: a replica still pulls the version before, {2 * PULL_S:g} s later"
                 )
         yield self._views
-        if self._memory.is_cuda:
-            # Not of all streams: a pull may hang on another
-            torch.cuda.current_stream(self._memory.device).synchronize()
         with self._changed:
             self._version = version
             self._changed.notify_all()
@@ -176,6 +176,18 @@ class Pulled:
     def _joined(self, store: dist.Store, members: int) -> AbstractContextManager[Callable[[Tensor], Any]]:
         """Joins a group with one replica as rank 0; yields a function that sends memory and returns when it is free."""
         raise NotImplementedError
+
+
+def staged(memory: Tensor, buffer: Tensor) -> Iterator[Tensor]:
+    """Yields memory (uint8, host) piece by piece as copies in a buffer (uint8, of a device), one after the other.
+
+    Copies are put into the device's current stream, and so is what a caller does with a piece: it is done before the
+    next copy begins.
+    """
+    for piece in memory.split(len(buffer)):
+        copied = buffer[: len(piece)]
+        copied.copy_(piece, non_blocking=True)
+        yield copied
 
 
 @contextmanager

@@ -100,7 +100,7 @@ class Gloo(Pulled):
     scheme = "gloo"
 
     def __init__(self, layout: Layout, folder: Path) -> None:
-        super().__init__(layout, folder, torch.device("cpu"))
+        super().__init__(layout, folder)
 
     @contextmanager
     def _joined(self, store: dist.Store, members: int) -> Iterator[Callable[[Tensor], Any]]:

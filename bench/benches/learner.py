@@ -36,7 +36,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from algo.learner.config import LearnerConfig
+from algo.learner.config import Checkpointing, LearnerConfig
 from algo.learner.hosts import listen_on
 from algo.learner.learner import keep_freed_memory
 from algo.learner.model.attention import PACKED, bounds
@@ -71,7 +71,7 @@ class Options:
     context: Annotated[int | None, "tokens of every trajectory; none: the quick start's lengths"] = None
     trajectories: Annotated[int, "trajectories of a pass"] = 128
     micro_batch_tokens: Annotated[int | None, "tokens of a row; none: the learner's, or the context"] = None
-    checkpointing: Annotated[bool, "activations are computed again"] = False
+    checkpointing: Annotated[Checkpointing, "what of the activations is computed again"] = "none"
     lora: Annotated[int, "rank of adapters; 0: all weights are trained"] = 0
     cpu_time: Annotated[bool, "CPU time of one thread, where others use the machine too"] = False
 
@@ -118,7 +118,7 @@ class Load:
 
     @property
     def micros(self) -> Sequence[MicroBatch]:
-        return self.packed.ranks[0]
+        return self.packed.micros
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,7 +272,7 @@ def bare_model(source: Path, options: Options, attention: str) -> nn.Module:
         from algo.learner.model.lora import add_adapters
 
         add_adapters(model, LearnerConfig(lora_rank=options.lora))
-    if options.checkpointing:
+    if options.checkpointing != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.to(options.device).train()
 

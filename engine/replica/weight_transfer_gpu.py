@@ -12,6 +12,8 @@ from vllm.distributed.utils import StatelessProcessGroup
 from engine.replica.weight_transfer import HostWeightTransfer, Published
 from engine.replica.weight_transfer_gloo import ask, size_bytes, views
 
+PIECE_BYTES = 64 << 20  # as the learner sends them
+
 
 class NcclWeightTransfer(HostWeightTransfer):
     """Backend "nccl": a group of the learner's rank 0 and this replica's workers, for one update."""
@@ -24,7 +26,8 @@ class NcclWeightTransfer(HostWeightTransfer):
             stream = torch.cuda.current_stream(self.device)
             for bucket in buckets:
                 memory = torch.empty(size_bytes(bucket), dtype=torch.uint8, device=self.device)
-                group.broadcast(memory, src=0, stream=stream)
+                for piece in memory.split(PIECE_BYTES):
+                    group.broadcast(piece, src=0, stream=stream)
                 self.load(views(memory, bucket))
             stream.synchronize()
         finally:

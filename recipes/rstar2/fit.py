@@ -3,56 +3,76 @@
     python recipes/rstar2/fit.py model=Qwen3-14B devices=8
     python recipes/rstar2/fit.py model=models/Qwen3-4B devices=2 memory_gb=40 max_tokens=10240
     python recipes/rstar2/fit.py model=Qwen2.5-7B-Instruct devices=8 learner_ranks=4   # learner and replicas apart
+    python recipes/rstar2/fit.py model=Qwen3-14B devices=8 program=sft max_tokens=8192
 
-Prints what each part takes, how many trajectories a replica holds at once, and the options for `rl.py`: those that are
-given, and the fewest changes to the others that make it fit. Where none does, the exit code is 2. It is arithmetic
-(parts/memory/memory.py), and none of it was compared with a GPU.
+Prints what each part takes, how many trajectories a replica holds at once, the MFU that each kind of activation
+checkpointing allows, and the options for `rl.py` or `sft.py`: those that are given, and the fewest changes to the
+others that make it fit. Where none does, the exit code is 2. It is arithmetic (parts/memory/): what the learner
+allocates and executes was compared with its own code on fake GPUs, and none of it with a real one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from rich.console import Console
 from rich.table import Table
 
-from algo.learner.config import LearnerConfig
+from algo.learner.config import Checkpointing, LearnerConfig
 from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
+from recipes.rstar2.parts.memory.learner import learner_moments
 from recipes.rstar2.parts.memory.memory import (
-    GIB,
     USABLE,
-    Plan,
-    gib,
+    highest,
     host_parts,
     kv_bytes_per_token,
     kv_tokens,
     learner_parts,
     problems,
     replica_parts,
+    replica_share,
 )
 from recipes.rstar2.parts.memory.model import model_of
+from recipes.rstar2.parts.memory.operations import ATTENTION, PRODUCTS, operations
+from recipes.rstar2.parts.memory.plan import GIB, Plan, gib
 from sandbox.printable import printable
 from sandbox.require import none_or, positive, require_fields
+
+SAMPLED = 0.8  # share of a trajectory's tokens that are learnt
+KINDS: tuple[Checkpointing, ...] = get_args(Checkpointing)  # from what is fastest to what takes least memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
+    program: Annotated[Literal["rl", "sft"], "which program is to fit: rl.py, or sft.py, which has no replicas"] = "rl"
     model: Annotated[str, "a folder, a config.json, an id of the Hugging Face hub, or a name of memory/model.py"]
     devices: Annotated[int, "GPUs"] = 8
     memory_gb: Annotated[float, "memory of a GPU, as sold"] = 80.0
     learner_ranks: Annotated[int | None, "GPUs of the learner; none: all, shared with the replicas by turns"] = None
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
     max_tokens: Annotated[int, "longest trajectory, prompt and replies included; the report has 2 K + 12 K"] = 14336
+    mean_tokens: Annotated[int | None, "mean length of a trajectory, for the MFU; none: a quarter of the longest"] = (
+        None
+    )
     learner: LearnerConfig = LearnerConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
         require_fields(
-            self, none_or(positive), "devices", "memory_gb", "learner_ranks", "tensor_parallel", "max_tokens"
+            self,
+            none_or(positive),
+            "devices",
+            "memory_gb",
+            "learner_ranks",
+            "tensor_parallel",
+            "max_tokens",
+            "mean_tokens",
         )
+        if self.program == "sft" and (self.learner_ranks, self.tensor_parallel) != (None, 1):
+            raise ValueError("program=sft has a rank on each of the devices and no replicas. Fix: devices alone")
         self.plan()
 
     def device_plan(self) -> DevicePlan:
@@ -77,12 +97,16 @@ class Config:
         """Returns what is asked for, as it is. Raises ValueError for a model that cannot be trained."""
         devices = self.device_plan()
         rows = max(self.max_tokens, self.learner.micro_batch_tokens)  # a longer trajectory has a row of its own
+        fields = devices.learner_fields
+        if self.program == "sft":
+            fields["offload_optimizer"] = False
         return Plan(
             model=model_of(self.model),
             devices=devices,
-            learner=replace(self.learner, micro_batch_tokens=rows, **devices.learner_fields),
+            learner=replace(self.learner, micro_batch_tokens=rows, **fields),
             max_tokens=self.max_tokens,
             gpu_bytes=int(self.memory_gb * GIB * USABLE),
+            samples=self.program == "rl",
         )
 
 
@@ -93,21 +117,27 @@ def _learns(plan: Plan, **fields: Any) -> Plan:
     return replace(plan, learner=replace(plan.learner, **fields))
 
 
-def _checkpointing(plan: Plan) -> Plan:
-    return _learns(plan, activation_checkpointing=True)
+def _checkpointing(kind: Checkpointing) -> Callable[[Plan], Plan]:
+    """Returns the change to this kind, unless a plan has one that takes less memory."""
 
+    def change(plan: Plan) -> Plan:
+        now = plan.learner.activation_checkpointing
+        return _learns(plan, activation_checkpointing=max(now, kind, key=KINDS.index))
 
-def _offload(plan: Plan) -> Plan:
-    return _learns(plan, activation_checkpointing=True, activation_offload=True)
+    return change
 
 
 def _wider_replicas(plan: Plan) -> Plan:
     """Gives each replica twice as many GPUs."""
     devices = plan.devices
-    if devices.replicas % 2:
+    if devices.replicas % 2 or not plan.samples:
         return plan
     wide = replace(devices, replicas=devices.replicas // 2, tensor_parallel=2 * devices.tensor_parallel)
     return replace(plan, devices=wide)
+
+
+def _offload(plan: Plan) -> Plan:
+    return _learns(plan, activation_checkpointing="full", activation_offload=True)
 
 
 def _adapters(plan: Plan) -> Plan:
@@ -120,7 +150,7 @@ def _shorter(plan: Plan) -> Plan:
     return _learns(replace(plan, max_tokens=longest), micro_batch_tokens=longest)
 
 
-CHANGES = (_checkpointing, _wider_replicas, _offload, _adapters, _shorter)
+CHANGES = (*map(_checkpointing, KINDS[1:]), _wider_replicas, _offload, _adapters, _shorter)
 
 
 def fitting(plan: Plan) -> Plan | None:
@@ -135,29 +165,37 @@ def fitting(plan: Plan) -> Plan | None:
 
 
 def command_of(plan: Plan) -> str:
-    """Returns the options of `rl.py` that make this plan."""
+    """Returns the program and its options that make this plan."""
     devices, learner = plan.devices, plan.learner
-    options = {
-        "devices": ",".join(map(str, devices.devices)),
-        "learner_ranks": devices.learner_ranks,
-        "replicas": devices.replicas,
-        "tensor_parallel": devices.tensor_parallel,
-        "memory_share": plan.share,
-        "rollout.max_tokens": plan.max_tokens,
-        "micro_batch_tokens": learner.micro_batch_tokens,
-        "activation_checkpointing": learner.activation_checkpointing,
-        "activation_offload": learner.activation_offload,
-        "lora_rank": learner.lora_rank,
+    options: dict[str, Any] = {"devices": ",".join(map(str, devices.devices))}
+    if plan.samples:
+        options |= {
+            "learner_ranks": devices.learner_ranks,
+            "replicas": devices.replicas,
+            "tensor_parallel": devices.tensor_parallel,
+            "replica.memory_share": replica_share(plan),
+            "rollout.max_tokens": plan.max_tokens,
+        }
+    else:
+        options["max_tokens"] = plan.max_tokens
+    options |= {
+        "learner.micro_batch_tokens": learner.micro_batch_tokens,
+        "learner.activation_checkpointing": learner.activation_checkpointing,
+        "learner.activation_offload": str(learner.activation_offload).lower(),
+        "learner.lora_rank": learner.lora_rank,
     }
-    return (
-        " ".join(f"{name}={value}" for name, value in options.items()).replace("True", "true").replace("False", "false")
-    )
+    if learner.flash_attention != "FA2":
+        options["learner.flash_attention"] = learner.flash_attention
+    program = "rl.py" if plan.samples else "sft.py"
+    return " ".join([program, *(f"{name}={value}" for name, value in options.items())])
 
 
-def tables(plan: Plan) -> Iterator[Table]:
-    yield _table("learner, one rank while it trains", learner_parts(plan), plan.gpu_bytes)
-    yield _table(f"replica, one of its {plan.devices.tensor_parallel} GPUs", replica_parts(plan), plan.gpu_bytes)
+def tables(plan: Plan, mean_tokens: int) -> Iterator[Table]:
+    yield _table(f"learner, one rank at its highest ({highest(plan)})", learner_parts(plan), plan.gpu_bytes)
+    if plan.samples:
+        yield _table(f"replica, one of its {plan.devices.tensor_parallel} GPUs", replica_parts(plan), plan.gpu_bytes)
     yield _table("host", host_parts(plan), None)
+    yield _kinds(plan, mean_tokens)
 
 
 def _table(title: str, parts: Mapping[str, int], limit: int | None) -> Table:
@@ -170,27 +208,57 @@ def _table(title: str, parts: Mapping[str, int], limit: int | None) -> Table:
     return table
 
 
+def _kinds(plan: Plan, mean_tokens: int) -> Table:
+    """Returns what each kind of activation checkpointing takes and costs."""
+    table = Table(
+        title=f"activation checkpointing: memory of a rank, and MFU at most, trajectories of {mean_tokens:,} tokens",
+        title_justify="left",
+    )
+    table.add_column("kind")
+    for title in ("memory", "executed / needed", *(f"MFU, {kernels}" for kernels in ATTENTION)):
+        table.add_column(title, justify="right")
+    for kind in KINDS:
+        other = _learns(plan, activation_checkpointing=kind, activation_offload=False)
+        counted = operations(other, tokens=mean_tokens, targets=round(SAMPLED * mean_tokens))
+        memory = sum(learner_parts(other).values())
+        fits = "" if memory <= plan.gpu_bytes else " (too much)"
+        ceilings = (f"{counted.mfu(kernels):.2f}" for kernels in ATTENTION)
+        table.add_row(kind, gib(memory) + fits, f"{counted.executed / counted.needed:.2f}", *ceilings)
+    return table
+
+
 def main(argv: Sequence[str]) -> int:
     config = parse(Config, argv, description=__doc__)
     asked = config.plan()
     plan = fitting(asked)
     console = Console(width=None if sys.stdout.isatty() else 120)
-    for table in tables(plan or asked):
+    for table in tables(plan or asked, config.mean_tokens or (plan or asked).max_tokens // 4):
         console.print(table)
     if plan is None:
         reasons = "; ".join(problems(asked))
         print(printable(f"fit: {reasons}. Fix: more or larger GPUs, or a smaller model"), file=sys.stderr)
         return 2
-    at_once = plan.devices.replicas * (kv_tokens(plan) // plan.max_tokens)
-    for line in (
-        f"{plan.model.parameters:,} parameters; KV cache: {kv_bytes_per_token(plan.model):,} bytes a token",
-        f"all replicas hold {at_once} trajectories of {plan.max_tokens:,} tokens at once",
+    lines = [f"{plan.model.parameters:,} parameters; KV cache: {kv_bytes_per_token(plan.model):,} bytes a token"]
+    if plan.samples:
+        at_once = plan.devices.replicas * (kv_tokens(plan) // plan.max_tokens)
+        lines.append(f"all replicas hold {at_once} trajectories of {plan.max_tokens:,} tokens at once")
+    loading = sum(learner_moments(plan)["loading"].values())
+    lines += [
+        f"while it loads, a rank allocates {gib(loading)}, and the host holds the checkpoint in float32 "
+        f"({gib(4 * plan.weights)})",
         *(f"changed: {problem}" for problem in problems(asked)),
+        f"MFU is what is left if products reach {PRODUCTS:g} of the peak, attention {_rates()}, and nothing else takes "
+        "time: assumptions.",
         "Arithmetic only: none of it was compared with a GPU.",
-        f"it fits: rl.py {command_of(plan)}",
-    ):
+        f"it fits: {command_of(plan)}",
+    ]
+    for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _rates() -> str:
+    return " and ".join(f"{share:g} by {kernels}" for kernels, share in ATTENTION.items())
 
 
 if __name__ == "__main__":

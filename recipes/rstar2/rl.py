@@ -77,7 +77,8 @@ FREE_OF_A_STAGE = {
     *("model", "data", "checkpoint_every"),
     *("replicas", "devices", "tensor_parallel", "learner_ranks", "sandbox.slots"),
     *("replica.kv_blocks", "replica.max_num_seqs", "learner.micro_batch_tokens", "learner.threads"),
-    *("learner.activation_checkpointing", "learner.offload_optimizer"),
+    *("learner.activation_checkpointing", "learner.activation_offload", "learner.offload_optimizer"),
+    "learner.flash_attention",
 }
 
 

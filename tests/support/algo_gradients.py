@@ -14,13 +14,16 @@ CASES = {
     "small rows": {"micro_batch_tokens": 50},
     "other order": {"seed": 1},
     "dense mask": {"attention": "sdpa"},
-    "checkpointing": {"activation_checkpointing": True, "micro_batch_tokens": 200},
-    "offload": {"activation_checkpointing": True, "activation_offload": True, "micro_batch_tokens": 200},
+    "checkpointing": {"activation_checkpointing": "full", "micro_batch_tokens": 200},
+    "all but the MLP kept": {"activation_checkpointing": "attention", "micro_batch_tokens": 200},
+    "products kept": {"activation_checkpointing": "selective", "micro_batch_tokens": 200},
+    "offload": {"activation_checkpointing": "full", "activation_offload": True, "micro_batch_tokens": 200},
     "bfloat16": {"dtype": "bfloat16", "micro_batch_tokens": 200},
     "reference": {"reference_kl_coef": 20.0, "micro_batch_tokens": 200},
     "adapters": {"lora_rank": 4},
     "adapters, reference": {"lora_rank": 4, "reference_kl_coef": 20.0},
-    "adapters, small rows": {"lora_rank": 4, "micro_batch_tokens": 50, "activation_checkpointing": True},
+    "adapters, small rows": {"lora_rank": 4, "micro_batch_tokens": 50, "activation_checkpointing": "full"},
+    "adapters, products kept": {"lora_rank": 4, "micro_batch_tokens": 200, "activation_checkpointing": "selective"},
 }
 
 
@@ -72,7 +75,9 @@ def gradients(checkpoint, folder):
         seed = fields.pop("seed", 0)
         trainer = build(checkpoint, folder, **fields)
         tokens, ranks = trainer.config.micro_batch_tokens, trainer.world_size
-        (minibatch,) = plan(batch(13), minibatches=1, micro_batch_tokens=tokens, ranks=ranks, seed=seed)
+        (minibatch,) = plan(
+            batch(13), minibatches=1, micro_batch_tokens=tokens, ranks=ranks, rank=trainer.rank, seed=seed
+        )
         found[case] = gradient(trainer, minibatch)
     trainer.publisher.publish(0)
     assert _get_work_registry_size() == 0, "PyTorch keeps what was gathered until somebody has waited for it"

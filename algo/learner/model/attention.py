@@ -41,6 +41,27 @@ def register() -> None:
     AttentionMaskInterface.register(PACKED, window_of_mask)
 
 
+def activate(kernels: str, device: str) -> None:
+    """Makes PyTorch use these kernels ("FA3") for packed attention on GPUs. Raises ValueError where they are missing.
+
+    Source: torch.nn.attention.activate_flash_attention_impl, a prototype in PyTorch 2.13. Not yet run on a GPU.
+    """
+    use = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
+    try:
+        if use is None:
+            raise RuntimeError(f"PyTorch {torch.__version__} cannot choose kernels, 2.13 can")
+        if device != "cuda":
+            raise RuntimeError(f"it runs on Hopper GPUs (H100, H200), and the device is {device!r}")
+        use(kernels)
+        if (major := torch.cuda.get_device_capability()[0]) != 9:
+            raise RuntimeError(f"it runs on Hopper GPUs (compute capability 9), and this one has {major}")
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"LearnerConfig.flash_attention must be 'FA2' here, got {kernels!r}: {error}. Fix: install "
+            "flash_attn_interface (FlashAttention's folder hopper/) on a Hopper GPU, or leave 'FA2'"
+        ) from error
+
+
 def window_of_mask(*, local_size: int | None = None, **_others: Any) -> Tensor | None:
     """Returns the window of a kind of layer in place of its mask, or None. This is transformers' interface of masks."""
     return None if local_size is None else torch.tensor(local_size)
@@ -111,7 +132,7 @@ def packed_attention(
     if key_index_K is not None:
         key_1HLD, value_1HLD = (states.index_select(2, key_index_K) for states in (key_1HLD, value_1HLD))
     window = sliding_window if sliding_window and sliding_window < max_length_k else None
-    if query_1HLD.is_cuda:
+    if query_1HLD.device.type != "cpu":
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
         span = (window - 1 if window else -1, 0)  # how many tokens before and after itself a token sees

@@ -13,8 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from algo.learner.measure.flops import Cost, cost_of
-from algo.learner.model.attention import register
+from algo.learner.model.attention import activate, register
 from algo.learner.model.lora import add_adapters
+from algo.learner.model.recompute import checkpoint_layers
 from algo.learner.model.scorer import Scorer
 from algo.learner.model.sharding import copies_of, shard
 from algo.learner.model.supported import check_names, check_scores, check_structure, check_tied, empty
@@ -50,6 +51,8 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     """
     _settle_vector_functions()
     register()
+    if config.flash_attention != "FA2":
+        activate(config.flash_attention, config.device)
     transformers_logging.disable_progress_bar()
     model = empty(AutoConfig.from_pretrained(source, trust_remote_code=False), config.attention)
     check_structure(model)
@@ -58,10 +61,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     if config.lora_rank:
         with torch.device("meta"):
             add_adapters(model, config)
-    if config.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        for layer in model.base_model.layers:
-            layer.training = True  # transformers asks the layer, not its parts
+    checkpoint_layers(model, config)
     cost = cost_of(model)
     scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)
     scorer = shard(scorer, config)

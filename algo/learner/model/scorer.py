@@ -71,7 +71,7 @@ class Scorer(nn.Module):
         """Chooses where layers keep what the backward pass needs: with checkpointing, their inputs."""
         if not self.activation_offload:
             return nullcontext()
-        return save_on_cpu(pin_memory=device.type == "cuda")
+        return save_on_cpu(pin_memory=device.type != "cpu")
 
     def _head(self) -> Callable[[Tensor], Tensor]:
         """Returns the function from hidden states to logits. In fp32 its weights are cast once a pass, not a chunk."""

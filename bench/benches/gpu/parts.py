@@ -314,7 +314,7 @@ def parts() -> list[Part]:
         )
     )
     for model, context, rank in product(MODELS, CONTEXTS, RANKS):
-        cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", "checkpointing=true")
+        cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", "checkpointing=full")
         every.append(
             Part(
                 name=f"learner_{model}_{context // 1024}k_{'lora' if rank else 'full'}",

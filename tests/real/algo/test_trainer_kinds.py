@@ -17,6 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import algo.learner.model.scorer
 from algo.learner.config import LearnerConfig
 from algo.learner.measure.flops import cost_of
+from algo.learner.model.attention import activate
 from algo.learner.model.lora import add_adapters
 from algo.learner.model.unsharded import UnshardedScorer
 from algo.learner.pack import plan
@@ -81,13 +82,17 @@ def assert_close(found, expected, rtol=1e-4, atol=1e-7):
         torch.testing.assert_close(found[2][name], tensor, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("case", ["small rows", "other order", "dense mask", "checkpointing", "offload"])
+KEPT = ("all but the MLP kept", "products kept")
+
+
+@pytest.mark.parametrize("case", ["small rows", "other order", "dense mask", "checkpointing", *KEPT, "offload"])
 def test_the_gradient_is_that_of_plain_fp32_over_one_row(one_rank, case):
     assert_close(one_rank[case], one_rank["plain"])
 
 
-def test_adapters_get_the_same_gradient_in_any_cut_and_nothing_else_gets_one(one_rank):
-    assert_close(one_rank["adapters, small rows"], one_rank["adapters"])
+@pytest.mark.parametrize("case", ["adapters, small rows", "adapters, products kept"])
+def test_adapters_get_the_same_gradient_in_any_cut_and_nothing_else_gets_one(one_rank, case):
+    assert_close(one_rank[case], one_rank["adapters"])
     assert all(".lora_" in name and tensor.abs().max() > 0 for name, tensor in one_rank["adapters"][2].items())
 
 
@@ -175,7 +180,7 @@ def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
         build(source, tmp_path)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
     """The sampler has none: log-probabilities would differ by chance, and the canary with them."""
     source, found, calls = write_checkpoint(tmp_path / "tiny"), [], []
@@ -188,10 +193,10 @@ def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
     assert np.array_equal(found[1][1], found[0][1])
     subject.scorer.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     gradient(subject, minibatch())
-    assert len(calls) == 1 + checkpointing
+    assert len(calls) == 1 + (checkpointing != "none")
 
 
-@pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": True}])
+@pytest.mark.parametrize("config", [{}, {"lora_rank": 2}, {"activation_checkpointing": "full"}])
 def test_the_canary_of_one_rank_takes_no_copy_of_the_weights_and_is_that_of_the_sharded_model(trainer, config):
     subject = trainer(**config)
     before = subject.score_canary()
@@ -231,7 +236,7 @@ def head_errors(subject, minibatch):
     model = subject.scorer.model
     handle = model.base_model.register_forward_hook(lambda *parts: kept.append(parts[-1].last_hidden_state[0]))
     weight_VH = full_state(subject.scorer)["model.embed_tokens.weight"].bfloat16().double()
-    for micro in minibatch.ranks[0]:
+    for micro in minibatch.micros:
         (logprobs_M,) = subject.logprobs([micro])
         logits_MV = kept.pop()[torch.from_numpy(micro.positions_M)].double() @ weight_VH.T
         targets_M = torch.from_numpy(micro.targets_M)
@@ -307,7 +312,7 @@ def test_a_large_vocabulary_is_scored_in_recomputed_chunks_with_the_same_gradien
 @pytest.mark.parametrize("offload", [False, True])
 def test_offload_takes_the_inputs_of_all_layers_out_of_autograds_hands(trainer, offload):
     """Of two hooks around what is kept for the backward pass the inner one gets it: the offload, where it is on."""
-    subject, [micro] = trainer(activation_checkpointing=True, activation_offload=offload), minibatch().ranks[0]
+    subject, [micro] = trainer(activation_checkpointing="full", activation_offload=offload), minibatch().micros
     width, layers = subject.scorer.model.config.hidden_size, subject.scorer.model.config.num_hidden_layers
     seen = []
 
@@ -319,6 +324,39 @@ def test_offload_takes_the_inputs_of_all_layers_out_of_autograds_hands(trainer, 
         subject.forward(micro)
     inputs = seen.count((1, micro.token_ids_RL.size, width))
     assert inputs == 0 if offload else inputs >= layers
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_is_kept_changes_no_gradient_on_one_rank_or_two(one_rank, two_ranks, case):
+    for found in (one_rank, two_ranks()[0]):
+        for name, gradient_of_all in found["checkpointing"][2].items():
+            torch.testing.assert_close(found[case][2][name], gradient_of_all, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_each_kind_of_checkpointing_computes_again_what_it_does_not_keep(trainer, lora_rank):
+    executed = {}
+    for kind in ("none", "selective", "attention", "full"):
+        subject = trainer(activation_checkpointing=kind, lora_rank=lora_rank)
+        with FlopCounterMode(display=False) as counter:
+            subject.update(minibatch())
+        executed[kind] = counter.get_total_flops()
+        config = subject.scorer.model.config
+    wide = config.hidden_size * config.intermediate_size * config.num_hidden_layers
+    tokens = sum(minibatch().lengths)
+    again = {kind: count - executed["none"] for kind, count in executed.items()}
+    adapters = again["selective"]
+    trained = sum(parameter.numel() for parameter in subject.trained) if lora_rank else 0
+    assert adapters == 0 if not lora_rank else adapters >= 0.9 * 2 * trained * tokens, "and the first layer's input"
+    assert again["attention"] - adapters == 2 * 2 * wide * tokens, "the MLP's two wide products"
+    assert again["full"] > again["attention"] + 2 * config.hidden_size * config.hidden_size * tokens
+
+
+def test_kernels_that_are_not_there_are_named(trainer):
+    with pytest.raises(ValueError, match=r"LearnerConfig\.flash_attention .*'FA3'.*'cpu'.*Fix: "):
+        trainer(flash_attention="FA3")
+    with pytest.raises(ValueError, match=r"flash_attn_interface.*Fix: "):
+        activate("FA3", "cuda")
 
 
 def test_cost_counts_what_the_linear_layers_do(trainer):

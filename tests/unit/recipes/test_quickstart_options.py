@@ -34,7 +34,7 @@ def test_every_advantage_is_an_option() -> None:
 
 
 def test_activation_offload_is_an_option_beside_checkpointing(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["learner.activation_checkpointing=true", "learner.activation_offload=true"]
+    words = ["learner.activation_checkpointing=full", "learner.activation_offload=true"]
     assert parse(Config, words).training().learner.activation_offload
     with pytest.raises(SystemExit) as ended:
         parse(Config, words[1:])

@@ -11,6 +11,7 @@ from engine.console.options import parse_all
 from engine.programs import doctor, gateway
 from engine.programs.invocation import Invocation, Machines
 from recipes.rstar2 import analyze, chat, data, evaluate, filter, fit, get_model, rl, sft, template
+from recipes.rstar2.parts.memory.memory import replica_share
 from recipes.rstar2.parts.memory.model import PUBLIC
 from recipes.rstar2.parts.sampling.protocol import REPORT
 from tests.support.paths import ROOT
@@ -81,7 +82,7 @@ def test_the_options_are_those_that_fit_finds(machine):
     [all_at_once] = [line for line in EIGHT_GPUS if "stage=all" in line]
     _, config, _ = parse_all(OPTIONS["rl"], shlex.split(all_at_once)[2:])
     assert config.training(3).devices == plan.devices
-    assert config.replica.memory_share == plan.share
+    assert config.replica.memory_share == replica_share(plan)
     assert max(config.rollout_of(number).max_tokens for number in config.numbers) == plan.max_tokens
     assert config.learner.micro_batch_tokens == plan.learner.micro_batch_tokens == plan.max_tokens
-    assert config.learner.activation_checkpointing is plan.learner.activation_checkpointing is True
+    assert config.learner.activation_checkpointing == plan.learner.activation_checkpointing

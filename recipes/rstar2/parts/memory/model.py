@@ -24,6 +24,30 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 32768,
         "tie_word_embeddings": False,
     },
+    "Qwen3-1.7B": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3-32B": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    },
     "Qwen3-14B": {
         "model_type": "qwen3",
         "vocab_size": 151936,
@@ -54,12 +78,35 @@ class Model:
     parameters: int
     layer_parameters: int
     """Parameters of one layer; embeddings, head and last norm are in no layer."""
+    tied: bool
+    """Whether the head's weights are the embeddings'."""
+    norms_queries: bool
+    """Whether queries and keys have norms of their own."""
+
+    @property
+    def queries(self) -> int:
+        """Width of the queries of all heads."""
+        return self.heads * self.head_width
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys of all heads, which is that of the values."""
+        return self.key_heads * self.head_width
+
+    @property
+    def head(self) -> int:
+        """Parameters of the head, and of the embeddings."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters that are in no layer."""
+        return self.parameters - self.layers * self.layer_parameters
 
     @property
     def adapter_width(self) -> int:
         """The parameters of the adapters of all projections of one layer, for each unit of their rank."""
-        queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
-        return 7 * self.hidden + 2 * queries + 2 * keys + 3 * self.intermediate
+        return 7 * self.hidden + 2 * self.queries + 2 * self.keys + 3 * self.intermediate
 
 
 def configuration(name: str) -> PretrainedConfig:
@@ -100,4 +147,6 @@ def model_of(name: str) -> Model:
         positions=config.max_position_embeddings,
         parameters=sum(weight.numel() for weight in model.parameters()),
         layer_parameters=sum(weight.numel() for weight in layers[0].parameters()),
+        tied=bool(config.tie_word_embeddings),
+        norms_queries=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
     )

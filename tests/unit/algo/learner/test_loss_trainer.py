@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import Fatal, Learner
 from algo.learner.measure.divergence import Diverged, Mismatched, TokenPlace
-from algo.learner.pack import EMPTY, MiniBatch, plan
+from algo.learner.pack import EMPTY, plan
 from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from algo.loss.interface import Tokens, Totals
@@ -149,14 +149,16 @@ def test_the_trainers_gradient_is_that_of_the_bare_model_however_the_minibatch_i
     flat = torch.cat([grads[name].grad.flatten() for name in names])
     assert flat.abs().max() > 1e-4
 
-    def cut(micro_batch_tokens, ranks=1):
-        (minibatch,) = plan(whole, minibatches=1, micro_batch_tokens=micro_batch_tokens, ranks=ranks, seed=0)
+    def cut(micro_batch_tokens, **ranks):
+        options = {"minibatches": 1, "micro_batch_tokens": micro_batch_tokens, "ranks": 1, "seed": 0}
+        (minibatch,) = plan(whole, **options | ranks)
         assert (minibatch.loss_tokens, minibatch.sequences) == (len(tokens.logprobs_M), 12)
         return minibatch
 
-    halves = cut(100, ranks=2)
-    assert all(len(part) > 1 for part in halves.ranks)
-    for minibatch in (cut(100_000), cut(1), MiniBatch(ranks=((EMPTY, *halves.ranks[1], *halves.ranks[0], EMPTY),))):
+    first, second = (cut(100, ranks=2, rank=rank) for rank in (0, 1))
+    assert len(first.micros) == len(second.micros) > 1
+    both = dataclasses.replace(first, micros=(EMPTY, *second.micros, *first.micros, EMPTY))
+    for minibatch in (cut(100_000), cut(1), both):
         result, found = gradient(shared, loss, minibatch)
         assert result["loss"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
         torch.testing.assert_close(found, flat, rtol=1e-3, atol=1e-6)
@@ -185,7 +187,7 @@ def test_the_gradient_is_the_same_where_the_common_beginning_is_computed_once(sh
 
     for row_tokens in (100_000, 250, 1):
         (minibatch,) = plan(whole, minibatches=1, micro_batch_tokens=row_tokens, ranks=1, seed=0, share_prefix=True)
-        assert all(micro.shared == 80 for micro in minibatch.ranks[0])
+        assert all(micro.shared == 80 for micro in minibatch.micros)
         result, found = gradient(shared, LOSSES[0], minibatch)
         assert result["loss"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
         torch.testing.assert_close(found, flat, rtol=1e-3, atol=1e-6)
@@ -196,7 +198,7 @@ def test_the_place_of_a_token_is_the_same_where_the_common_beginning_is_computed
 
     def places(share_prefix):
         (minibatch,) = plan(whole, minibatches=1, micro_batch_tokens=10_000, ranks=1, seed=0, share_prefix=share_prefix)
-        [[micro]] = minibatch.ranks
+        [micro] = minibatch.micros
         logprobs_M = torch.from_numpy(micro.old_logprobs_M)
         return [TokenPlace.of(0, micro, logprobs_M, at) for at in range(len(micro.targets_M))]
 
@@ -345,7 +347,7 @@ def test_what_is_not_finite_is_named_by_minibatch_microbatch_and_token(trainer, 
 def test_what_is_not_finite_says_how_many_updates_the_step_has_made(trainer, minibatch):
     subject, whole = trainer(minibatches=2), batch(8)
     advantages_B = whole.advantages_B.copy()
-    advantages_B[subject.plan(whole, 2)[minibatch - 1].ranks[0][0].trajectories_S[0]] = np.inf
+    advantages_B[subject.plan(whole, 2)[minibatch - 1].micros[0].trajectories_S[0]] = np.inf
     before = weights(subject)
     words = rf"^minibatch {minibatch} of 2: not finite: .*; updates of this step before it: {minibatch - 1}$"
     with pytest.raises(Diverged, match=words):

@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import Learner
@@ -16,17 +18,20 @@ class OnDevice(torch.Tensor):
     device = torch.device("privateuseone", 1)
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    def to(self, device):
-        assert device == "cpu"
-        return self.clone().as_subclass(OnHost)
+
+class ToDevice(TorchFunctionMode):
+    """Copies from the host to that GPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.to and args[1] == OnDevice.device:
+            return args[0].clone().as_subclass(OnDevice)
+        return func(*args, **(kwargs or {}))
 
 
-class OnHost(torch.Tensor):
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    def to(self, device, non_blocking):
-        assert device == OnDevice.device
-        return self.clone().as_subclass(OnDevice)
+@pytest.fixture(autouse=True)
+def device():
+    with ToDevice():
+        yield
 
 
 def stepped():
@@ -53,9 +58,11 @@ def test_what_was_on_a_device_leaves_it_and_returns_and_the_rest_stays():
     for step in range(3):
         before = {name: value.as_subclass(torch.Tensor).clone() for name, value in state.items()}
         assert offloader.offload() == 2 * 3 * 4
-        assert {type(value) for value in state.values()} == {OnHost, torch.Tensor}
+        assert {type(value) for value in state.values()} == {torch.Tensor}
         own = {name: state[name].data_ptr() for name in ("exp_avg", "exp_avg_sq")}
         assert memory in ({}, own), "the same host memory each time"
+        pieces = {state[name].untyped_storage().data_ptr() for name in own}
+        assert len(pieces) == 1, "pinned memory is rounded up to a power of two, so it is taken once"
         memory = own
         offloader.onload()
         assert {type(value) for value in state.values()} == {OnDevice, torch.Tensor}
@@ -74,7 +81,7 @@ def test_a_trainer_releases_the_gpu_where_it_was_told_to_and_forgets_nothing():
         trainer = SimpleNamespace(config=config, offloader=Offloader(optimizer), device=torch.device("cpu"))
         Trainer.release_gpu(trainer)
         Trainer.release_gpu(trainer)
-        assert type(state["exp_avg"]) is (OnHost if told else OnDevice)
+        assert type(state["exp_avg"]) is (torch.Tensor if told else OnDevice)
         trainer.offloader.onload()
         assert type(state["exp_avg"]) is OnDevice
 

@@ -24,10 +24,19 @@ def numbers(*columns):
     return [tuple(map(float, row)) for row in zip(*columns, strict=True)]
 
 
-def seen(minibatches):
+def planned(whole, *, ranks, **options):
+    """The minibatches of each rank."""
+    return [plan(whole, ranks=ranks, rank=rank, **options) for rank in range(ranks)]
+
+
+def micros_of(plans):
+    return [micro for minibatches in plans for minibatch in minibatches for micro in minibatch.micros if micro.tokens]
+
+
+def seen(plans):
     """Per trajectory: its inputs and (position, target, old logprob, advantage, version) of its targets; sorted."""
     found = []
-    for micro in (micro for minibatch in minibatches for rank in minibatch.ranks for micro in rank if micro.tokens):
+    for micro in micros_of(plans):
         ends_S = micro.shared + np.cumsum(micro.lengths_S)
         assert micro.token_ids_RL.shape == micro.position_ids_RL.shape == (1, ends_S[-1])
         for sequence, (length, end) in enumerate(zip(micro.lengths_S, ends_S, strict=True)):
@@ -62,16 +71,19 @@ def expected(whole: Batch):
 def test_every_sampled_token_is_a_target_exactly_once_and_no_trajectory_is_cut(trajectories, options):
     whole = batch(trajectories)
     whole = dataclasses.replace(whole, versions_N=np.arange(len(whole.versions_N), dtype=np.int32))
-    minibatches = plan(whole, **options)
-    assert seen(minibatches) == expected(whole)
-    assert len(minibatches) == min(options["minibatches"], trajectories)
-    for minibatch in minibatches:
-        micros = [micro for rank in minibatch.ranks for micro in rank]
-        assert minibatch.loss_tokens == sum(len(micro.targets_M) for micro in micros)
-        assert minibatch.sequences == sum(micro.sequences for micro in micros if micro.tokens)
-        assert len({len(rank) for rank in minibatch.ranks}) == 1
-        assert len(minibatch.ranks) == options["ranks"]
-        assert 0.0 <= minibatch.padding_waste < 1.0
+    plans = planned(whole, **options)
+    assert seen(plans) == expected(whole)
+    assert {len(minibatches) for minibatches in plans} == {min(options["minibatches"], trajectories)}
+    for ranks in zip(*plans, strict=True):
+        micros = [micro for minibatch in ranks for micro in minibatch.micros]
+        assert len({len(minibatch.micros) for minibatch in ranks}) == 1
+        numbers_of_all = {(each.loss_tokens, each.sequences, each.lengths, each.padding_waste) for each in ranks}
+        [(loss_tokens, sequences, lengths, padding_waste)] = numbers_of_all
+        assert loss_tokens == sum(len(micro.targets_M) for micro in micros)
+        assert sequences == sum(micro.sequences for micro in micros if micro.tokens)
+        assert list(lengths) == [n for micro in micros if micro.tokens for n in (micro.shared, *micro.lengths_S) if n]
+        cells = sum(micro.token_ids_RL.size for micro in micros)
+        assert padding_waste == pytest.approx(1 - sum(micro.tokens for micro in micros) / cells)
         for micro in micros:
             assert micro.token_ids_RL.size <= options["micro_batch_tokens"] or micro.sequences == 1
 
@@ -80,9 +92,9 @@ def test_every_sampled_token_is_a_target_exactly_once_and_no_trajectory_is_cut(t
 @given(st.integers(2, 20), st.integers(1, 100), arguments)
 def test_a_common_beginning_is_in_a_row_once_and_every_trajectory_still_goes_on_from_it(trajectories, length, options):
     whole = with_prefix(batch(trajectories), list(range(1, 1 + length)))
-    minibatches = plan(whole, share_prefix=True, **options)
-    assert seen(minibatches) == expected(whole)
-    micros = [micro for minibatch in minibatches for rank in minibatch.ranks for micro in rank if micro.tokens]
+    plans = planned(whole, share_prefix=True, **options)
+    assert seen(plans) == expected(whole)
+    micros = micros_of(plans)
     for micro in micros:
         assert micro.shared in (0, length)
         assert micro.tokens <= options["micro_batch_tokens"] or micro.sequences == 1
@@ -96,25 +108,25 @@ def test_plan_is_seeded_by_run_and_step():
     options = {"minibatches": 2, "micro_batch_tokens": 64, "ranks": 1}
     first, again = plan(batch(16), seed=1, **options), plan(batch(16), seed=1, **options)
     other = plan(batch(16), seed=2, **options)
-    assert [seen([m]) for m in first] == [seen([m]) for m in again]
-    assert [seen([m]) for m in first] != [seen([m]) for m in other]
+    assert [seen([[m]]) for m in first] == [seen([[m]]) for m in again]
+    assert [seen([[m]]) for m in first] != [seen([[m]]) for m in other]
 
 
 def test_ranks_get_balanced_shares_of_full_rows_without_padding():
-    (minibatch,) = plan(batch(64, longest=120), minibatches=1, micro_batch_tokens=500, ranks=2, seed=0)
-    first, second = (sum(micro.tokens for micro in rank) for rank in minibatch.ranks)
+    plans = planned(batch(64, longest=120), minibatches=1, micro_batch_tokens=500, ranks=2, seed=0)
+    first, second = (sum(micro.tokens for micro in minibatch.micros) for [minibatch] in plans)
     assert first == pytest.approx(second, rel=0.02)
-    assert minibatch.padding_waste == 0.0
-    for rank in minibatch.ranks:
-        assert len(rank) == -(-sum(micro.tokens for micro in rank) // 500)
+    for [minibatch] in plans:
+        assert minibatch.padding_waste == 0.0
+        assert len(minibatch.micros) == -(-sum(micro.tokens for micro in minibatch.micros) // 500)
 
 
 def test_the_rank_with_fewer_rows_gets_empty_ones():
-    (minibatch,) = plan(batch(3), minibatches=1, micro_batch_tokens=1, ranks=2, seed=0)
-    (first, second), tokens = minibatch.ranks, sum(micro.tokens for rank in minibatch.ranks for micro in rank)
-    assert len(first) == len(second) == 2
-    assert [micro.tokens for micro in second][1] == 0 or [micro.tokens for micro in first][1] == 0
-    assert minibatch.padding_waste == pytest.approx(1 / (tokens + 1))
+    [first], [second] = planned(batch(3), minibatches=1, micro_batch_tokens=1, ranks=2, seed=0)
+    tokens = sum(micro.tokens for micro in (*first.micros, *second.micros))
+    assert len(first.micros) == len(second.micros) == 2
+    assert second.micros[1].tokens == 0 or first.micros[1].tokens == 0
+    assert first.padding_waste == second.padding_waste == pytest.approx(1 / (tokens + 1))
 
 
 def test_trajectories_without_a_target_are_left_out():

@@ -12,7 +12,7 @@ from algo.learner.config import LearnerConfig
 from algo.learner.learner import EMPTY_BATCHES, Fatal, Learner
 from algo.learner.measure.divergence import Diverged
 from algo.learner.model.loading import load, scatter
-from algo.learner.pack import EMPTY, MiniBatch, plan
+from algo.learner.pack import EMPTY, plan
 from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from engine.learner import messages
@@ -82,8 +82,8 @@ def test_loss_and_gradient_do_not_depend_on_microbatching_or_empty_microbatches(
     for tokens in (100_000, 200, 1):
         (minibatch,) = plan(whole, minibatches=1, micro_batch_tokens=tokens, ranks=1, seed=0)
         results.append(gradient(subject, minibatch))
-    micros = plan(whole, minibatches=1, micro_batch_tokens=200, ranks=1, seed=0)[0].ranks[0]
-    filled = MiniBatch(ranks=((EMPTY, *reversed(micros), EMPTY),))
+    [cut] = plan(whole, minibatches=1, micro_batch_tokens=200, ranks=1, seed=0)
+    filled = dataclasses.replace(cut, micros=(EMPTY, *reversed(cut.micros), EMPTY))
     assert filled.loss_tokens == whole.sampled_N.sum()
     results.append(gradient(subject, filled))
     for loss, norm, flat in results[1:]:

@@ -1,0 +1,52 @@
+"""What fit.py computes, against the learner's own code on fake GPUs (`tests.support.fake_learner`)."""
+
+import pytest
+
+from tests.support.fake_learner import Cell
+from tests.support.memory_table import CELLS, compared, measure, measured
+
+FULL = {"activation_checkpointing": "full"}
+AWAY = {"activation_offload": True, "offload_optimizer": True}
+# Few layers, so that each takes seconds; other models and lengths than those of the table.
+SHORT = [
+    Cell(model="Qwen3-14B", ranks=8, tokens=12000, layers=5, learner=FULL),
+    Cell(model="Qwen3-14B", ranks=4, tokens=9000, layers=3, learner={"activation_checkpointing": "attention"}),
+    Cell(
+        model="Qwen2.5-7B-Instruct", ranks=2, tokens=8000, layers=4, learner={"activation_checkpointing": "selective"}
+    ),
+    Cell(model="Qwen2.5-7B-Instruct", ranks=8, tokens=8000, layers=3, learner=FULL | {"lora_rank": 16}),
+    Cell(model="Qwen3-1.7B", ranks=1, tokens=10000, layers=4, learner={}),
+    Cell(model="Qwen3-1.7B", ranks=1, tokens=10000, layers=3, learner=FULL | AWAY | {"fp32_head": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return measure(SHORT, timeout_s=300)
+
+
+@pytest.mark.parametrize("index", range(len(SHORT)))
+def test_what_fit_computes_is_what_the_learner_allocates_and_executes(rows, index):
+    found, fitted = compared(rows[index])
+    assert fitted["load"] == pytest.approx(found["load"], rel=0.02)
+    assert fitted["train"] == pytest.approx(found["train"], rel=0.07)
+    assert fitted["needed"] == pytest.approx(found["needed"], rel=0.01)
+    assert fitted["executed"] == pytest.approx(found["executed"], rel=0.02)
+
+
+def test_activations_and_the_optimizer_are_in_host_memory_where_they_should_be(rows):
+    cell, phases, parameters = rows[-1]["cell"], rows[-1]["phases"], rows[-1]["parameters"]
+    assert phases["rest"]["now"] == pytest.approx(4 * parameters, rel=0.01), "weights alone stay"
+    assert phases["rest"]["host"] == pytest.approx(8 * parameters, rel=0.01)
+    activations, hidden = phases["train"]["host_peak"] - 8 * parameters, 2048 * cell["tokens"]
+    assert 0 < activations - 2 * hidden * cell["layers"] < 12 * hidden, "layers' inputs, and what the last norm keeps"
+
+
+@pytest.mark.campaign
+def test_the_committed_measurements_are_those_of_the_learner():
+    """Half an hour on two cores."""
+    for now, then in zip(measure(CELLS, timeout_s=7200), measured(), strict=True):
+        assert now["cell"] == then["cell"]
+        for phase, sizes in now["phases"].items():
+            assert sizes["peak"] == pytest.approx(then["phases"][phase]["peak"], rel=0.01), (now["cell"], phase)
+        assert now["executed"] == then["executed"]
