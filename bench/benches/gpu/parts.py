@@ -163,8 +163,7 @@ def _learner(result: Result) -> Figures:
     }
     if "mfu" in learner:
         values["mfu"] = learner["mfu"]
-    bare = result.figures.get("bare")
-    return values if bare is None else {**values, "of_bare": bare["learner_is"]}
+    return values
 
 
 def _mismatch(result: Result) -> Figures:
@@ -314,14 +313,24 @@ def parts() -> list[Part]:
         )
     )
     for model, context, rank in product(MODELS, CONTEXTS, RANKS):
-        cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", "checkpointing=full")
-        every.append(
-            Part(
-                name=f"learner_{model}_{context // 1024}k_{'lora' if rank else 'full'}",
-                full=bench("learner", f"model={model}", "device=cuda", *cut, f"lora={rank}", "rounds=3"),
-                rehearsal=bench("learner", "context=64", "trajectories=4", f"lora={rank // 4}", "rounds=1"),
-                limit_s=200,
-                read=_bench(_learner),
-            )
-        )
+        every.append(_learner_part("learner", model, context, rank))
+    every += [_learner_part("bare", MODELS[0], 16384, rank) for rank in RANKS]
+    every.append(_learner_part("learner", MODELS[0], 16384, 0, checkpointing="selective"))
     return every
+
+
+def _learner_part(who: str, model: str, context: int, rank: int, *, checkpointing: str = "full") -> Part:
+    """who: "learner", or the "bare" model, which has the memory to itself too."""
+    cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", f"checkpointing={checkpointing}")
+    named = "" if checkpointing == "full" else f"_{checkpointing}"
+    return Part(
+        name=f"{who}_{model}_{context // 1024}k_{'lora' if rank else 'full'}{named}",
+        full=bench("learner", f"only={who}", f"model={model}", "device=cuda", *cut, f"lora={rank}", "rounds=3"),
+        rehearsal=bench(
+            "learner", f"only={who}", "context=64", "trajectories=4", f"lora={rank // 4}", cut[-1], "rounds=1"
+        ),
+        limit_s=200,
+        read=_bench(
+            _learner if who == "learner" else lambda result: {"training_tgs": result.figures["bare"]["tokens_per_s"]}
+        ),
+    )
