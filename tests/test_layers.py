@@ -165,6 +165,7 @@ MAY_IMPORT = {
         "algo.weights",
         "engine.types",
         "engine.ports",
+        "engine.learner.gpu_peaks",
         "engine.learner.messages",
         "engine.atomic_files",
         "engine.process.heap",

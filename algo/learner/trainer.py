@@ -29,7 +29,6 @@ from torch import Tensor
 
 from algo.learner import hosts
 from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
-from algo.learner.measure.flops import peak_of
 from algo.learner.measure.step_metrics import reduced, summary
 from algo.learner.measure.tokens import TokenNotes
 from algo.learner.model.attention import PACKED
@@ -48,6 +47,7 @@ from algo.learner.state.offload import Offloader
 from algo.learner.state.publish import Publisher
 from algo.loss.interface import Aggregate, Tokens, Totals, aggregated, statistics
 from algo.loss.kl import ESTIMATORS
+from engine.learner.gpu_peaks import peak_of
 from engine.process.heap import Heap
 from engine.types import Batch
 

@@ -34,19 +34,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algo.learner.config import Checkpointing, LearnerConfig
 from algo.learner.hosts import listen_on
 from algo.learner.learner import keep_freed_memory
-from algo.learner.measure.flops import peak_of
-from algo.learner.model.attention import PACKED, bounds
+from algo.learner.model.attention import PACKED, bounds, register
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.trainer import Trainer
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import Kind, megabytes, milliseconds, rate, ratio, share
 from bench.measuring.result import Figures
 from bench.measuring.terminal import say
+from engine.learner.gpu_peaks import peak_of
 from engine.types import Batch
 from recipes.tiny.task import SHIPPED
 from sandbox.require import at_least, none_or, require_fields
@@ -73,6 +73,9 @@ class Options:
     micro_batch_tokens: Annotated[int | None, "tokens of a row; none: the learner's, or the context"] = None
     checkpointing: Annotated[Checkpointing, "what of the activations is computed again"] = "none"
     lora: Annotated[int, "rank of adapters; 0: all weights are trained"] = 0
+    only: Annotated[
+        Literal["all", "learner", "bare"], "all: the others too, beside the learner; on a GPU one fits where two do not"
+    ] = "all"
     cpu_time: Annotated[bool, "CPU time of one thread, where others use the machine too"] = False
 
     def __post_init__(self) -> None:
@@ -166,6 +169,9 @@ def measure(options: Options, keep: Keep) -> None:
 
 def _measure(options: Options, folder: Path, keep: Keep) -> None:
     source = model_of(options, folder / "model")
+    if options.only == "bare":
+        measure_bare(options, source, keep)
+        return
     config = LearnerConfig(
         lr=1e-6,
         threads=options.threads,
@@ -189,7 +195,7 @@ def _measure(options: Options, folder: Path, keep: Keep) -> None:
         peak_flops=device_peak(options),
     )
     try:
-        work = contenders(source, options, load)
+        work = contenders(source, options, load) if options.only == "all" else {}
     except torch.OutOfMemoryError:
         say("there is no memory for a bare model beside the learner: it is measured alone")
         work = {}
@@ -203,6 +209,19 @@ def _measure(options: Options, folder: Path, keep: Keep) -> None:
                 time_contender(name, work, clock)
         if number:  # the first one warms up
             keep(figures(facts, clock.seconds))
+
+
+def measure_bare(options: Options, source: Path, keep: Keep) -> None:
+    """Measures the bare model without a learner in the same memory."""
+    batch = trajectories(options, AutoConfig.from_pretrained(source).vocab_size)
+    (packed,) = plan(batch, minibatches=1, micro_batch_tokens=options.row_tokens, ranks=1, seed=0)
+    load = Load(batch=batch, packed=packed, tokens=sum(packed.lengths))
+    model, clock = bare_model(source, options, PACKED), Clock(options)
+    for number in range(options.rounds + 1):
+        say(f"round {number} of {options.rounds}")
+        clock.time("bare", lambda: bare(model, load, options.device, PACKED))
+        if number:  # the first one warms up
+            keep({"bare": {"tokens_per_s": load.tokens / clock.seconds["bare"]}})
 
 
 def model_of(options: Options, folder: Path) -> Path:
@@ -266,6 +285,7 @@ def contenders(source: Path, options: Options, load: Load) -> dict[str, Callable
 
 def bare_model(source: Path, options: Options, attention: str) -> nn.Module:
     """Returns the model with the learner's dtype, checkpointing and trained weights."""
+    register()
     dtype = getattr(torch, options.passes_dtype)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=attention)
     if options.lora:

@@ -8,7 +8,7 @@ them and pass the canary, with no request in flight. Then the same again while a
 
 shm and gloo move all weights; adapter moves a LoRA adapter of rank 32, which is loaded beside the older ones; delta
 moves the changed bytes of all weights, written and applied as for nodes (`engine.nodes.deltas`), and then loads as shm
-does. With `device` learner and one engine share a GPU in bfloat16, and weights go by shm.
+does. With `device` learner and one engine share a GPU in bfloat16; for nccl the engine has the GPU after it.
 
 The floor is a plain copy of the same bytes in the same round, with a thread per core. An update holds more than one
 copy: the learner's, that of each engine (each on one core), the kernels' packing of it, and a forward pass of the
@@ -62,8 +62,8 @@ SIZES: dict[str, dict[str, Any]] = {
 DTYPES = {"tiny": "float32", "97m": "float32", "600m": "bfloat16"}
 FLOOR_BYTES = 256 << 20
 Size = Literal["tiny", "97m", "600m"]
-Transport = Literal["shm", "gloo", "adapter", "delta"]
-ON_GPU = ("shm", "adapter")
+Transport = Literal["shm", "gloo", "adapter", "delta", "nccl"]
+ON_GPU = ("shm", "adapter", "nccl")
 LORA_RANK = 32
 UNDER_WAY = 200  # tokens of the request that an update meets
 CANARY = [[3 + 7 * number + index for index in range(9)] for number in range(2)]  # 16 rows: MKL takes twice for 14
@@ -82,6 +82,8 @@ class Options:
         require_fields(self, within("[1, 7]"), "rounds")
         if self.device is not None and not set(self.transports) <= set(ON_GPU):
             raise ValueError(f"transports must be of {', '.join(ON_GPU)} on a device, got {','.join(self.transports)}")
+        if self.device is None and "nccl" in self.transports:
+            raise ValueError("device must be a GPU for transports=nccl, got none")
 
 
 METRICS = {
@@ -138,13 +140,13 @@ def write_model(folder: str, size: str) -> None:
     Qwen3ForCausalLM(config).to(getattr(torch, DTYPES[size])).save_pretrained(folder)
 
 
-def random_batch(step: int) -> Batch:
+def random_batch(step: int, vocabulary: int = 4000) -> Batch:
     """Makes eight trajectories of 32 tokens, half of them sampled, which pull the weights somewhere."""
     rng = np.random.default_rng(step)
     sampled = np.tile(np.arange(32) >= 16, 8)
     return Batch(
         step=step,
-        token_ids_N=rng.integers(3, 4000, 8 * 32).astype(np.int32),
+        token_ids_N=rng.integers(3, vocabulary, 8 * 32).astype(np.int32),
         sampled_N=sampled,
         logprobs_N=np.where(sampled, -8.3, 0.0).astype(np.float32),
         versions_N=np.where(sampled, step - 1, -1).astype(np.int32),
@@ -200,13 +202,20 @@ class Case:
             max_num_seqs=8,
             kv_blocks=32,
             dtype=self.dtype,
-            devices=() if self.gpu is None else (self.gpu,),
-            memory_share=None if self.gpu is None else 0.4,
+            devices=self.devices,
+            memory_share=0.4 if self.devices else None,
             weight_transfer=self.way,
             lora_rank=LORA_RANK if self.transport == "adapter" else 0,
             lora_targets=LearnerConfig().lora_targets,
             adapters=2,
         )
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The engine's GPU."""
+        if self.gpu is None:
+            return ()
+        return (self.gpu + 1,) if self.transport == "nccl" else (self.gpu,)
 
     @property
     def way(self) -> str:

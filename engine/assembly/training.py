@@ -43,6 +43,7 @@ from engine.assembly import wiring
 from engine.assembly.config import TrainingConfig
 from engine.assembly.evaluations import EvaluationSchedule, ScheduledEvaluation
 from engine.assembly.expected import BudgetTooSmall
+from engine.assembly.gpu_notes import missing
 from engine.assembly.learner import agree_on_first_weights, canary_of, process_of
 from engine.assembly.openmetrics import RunSources, Scraped, scraped
 from engine.assembly.parts import Parts, started
@@ -611,6 +612,9 @@ async def _start(
     role: Role,
     work: Work | None,
 ) -> Training:
+    learner_devices = config.devices.learner_devices if work is None else ()
+    for line in await asyncio.to_thread(missing, config.replicas_config, learner_devices):
+        note(line)
     folder, learner, recording = stack.enter_context(workspace()), None, None
     if work is None:
         process = LearnerProcess(role.learner(process_of(config)), folder, run.path / "learner.log")

@@ -8,7 +8,6 @@ neither part was run on a GPU yet.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine import metric_names as metric
+from engine.telemetry.gpus import amd_handles, library_of_gpus, nvidia_handles
 from engine.telemetry.others import family, sees_all
 
 LOOK_S = 5.0
@@ -56,21 +56,12 @@ class GpuMeter:
 
 def opened(devices: Sequence[int], environment: Mapping[str, str] = os.environ) -> dict[int, Callable[[], Figures]]:
     """Returns for each device a function that looks at it. Raises ImportError if neither library is there."""
-    with suppress(ModuleNotFoundError):
-        return _nvidia(importlib.import_module("pynvml"), devices, environment)
-    with suppress(ModuleNotFoundError):
-        return _amd(importlib.import_module("amdsmi"), devices, environment)
-    raise ImportError("neither pynvml nor amdsmi is installed. Fix: pip install nvidia-ml-py, or ROCm's amdsmi")
+    vendor, library = library_of_gpus()
+    look = _nvidia if vendor == "nvidia" else _amd
+    return look(library, devices, environment)
 
 
 def _nvidia(nvml: Any, devices: Sequence[int], environment: Mapping[str, str]) -> dict[int, Callable[[], Figures]]:
-    nvml.nvmlInit()
-    visible = _visible(environment, "CUDA_VISIBLE_DEVICES")
-
-    def handle(device: int) -> Any:
-        name = visible[device] if visible else str(device)
-        return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
-
     def look_at(gpu: Any) -> Callable[[], Figures]:
         def look() -> Figures:
             memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
@@ -94,14 +85,11 @@ def _nvidia(nvml: Any, devices: Sequence[int], environment: Mapping[str, str]) -
 
         return look
 
-    return {device: look_at(handle(device)) for device in devices}
+    handles = nvidia_handles(nvml, devices, environment)
+    return {device: look_at(handle) for device, handle in handles.items()}
 
 
 def _amd(smi: Any, devices: Sequence[int], environment: Mapping[str, str]) -> dict[int, Callable[[], Figures]]:
-    smi.amdsmi_init()
-    handles = smi.amdsmi_get_processor_handles()
-    visible = _visible(environment, "HIP_VISIBLE_DEVICES") or _visible(environment, "CUDA_VISIBLE_DEVICES")
-
     def look_at(gpu: Any) -> Callable[[], Figures]:
         def look() -> Figures:
             activity, memory = smi.amdsmi_get_gpu_activity(gpu), smi.amdsmi_get_gpu_vram_usage(gpu)
@@ -117,11 +105,8 @@ def _amd(smi: Any, devices: Sequence[int], environment: Mapping[str, str]) -> di
 
         return look
 
-    return {device: look_at(handles[int(visible[device]) if visible else device]) for device in devices}
-
-
-def _visible(environment: Mapping[str, str], name: str) -> list[str]:
-    return [each.strip() for each in environment.get(name, "").split(",") if each.strip()]
+    handles = amd_handles(smi, devices, environment)
+    return {device: look_at(handle) for device, handle in handles.items()}
 
 
 def _ratio(value: Any, whole: Any) -> float | None:

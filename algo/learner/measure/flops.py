@@ -14,18 +14,6 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-# Dense bf16, from the datasheets. The first name that occurs in a device's own name applies.
-PEAKS = (
-    ("H100 PCIe", 756e12),
-    ("H100", 989e12),
-    ("H200", 989e12),
-    ("B200", 2250e12),
-    ("A100", 312e12),
-    ("H20", 148e12),
-    ("L40S", 362e12),
-    ("MI300X", 1307e12),
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
@@ -59,8 +47,3 @@ def _per_token(module: nn.Module) -> int:
     """Returns the operations per token of its linear layers; an adapter has layers of its own."""
     weights = (layer.weight for layer in module.modules() if isinstance(layer, nn.Linear))
     return sum(weight.numel() * (6 if weight.requires_grad else 4) for weight in weights)
-
-
-def peak_of(device_name: str) -> float | None:
-    """Returns the operations per second that a GPU promises in bf16; None for one that is not known."""
-    return next((peak for name, peak in PEAKS if name in device_name), None)

@@ -25,6 +25,7 @@ from bench import ROOT
 from bench.benches.gpu.parts import METRICS, Part, figures, parts
 from bench.measuring.bench import Bench, BenchFailed, Keep
 from bench.measuring.terminal import say
+from engine.telemetry.gpus import seen
 from sandbox.require import positive, require
 
 REHEARSAL_S = 180.0  # limit of a part on the CPU
@@ -67,6 +68,9 @@ def run_parts(options: Options, wanted: Sequence[Part], keep: Keep) -> list[str]
     for part in wanted:
         file = options.folder / f"{part.name}.json"
         limit_s = min(part.limit_s, REHEARSAL_S) if options.rehearse else part.limit_s
+        if not options.rehearse and part.gpus > (here := gpus_here()):
+            say(f"{part.name}: passed over, it needs {part.gpus} GPUs and {here} are here")
+            continue
         if not file.exists() or options.again:
             if time.monotonic() + limit_s > until:  # its limit counts, not the time that it will take
                 say(f"{part.name}: not begun, {options.minutes:g} minutes are over. Fix: the same command again")
@@ -107,6 +111,14 @@ def run(part: Part, file: Path, *, limit_s: float, rehearse: bool) -> str:
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"{lines[-1][:160]} ({log})" if lines else f"without a message ({log})"
+
+
+def gpus_here() -> int:
+    """Returns how many GPUs this process may see."""
+    try:
+        return len(seen(None).each)
+    except Exception:  # the libraries' own errors are of many kinds; a part that needs one GPU says it best itself
+        return 1
 
 
 def device() -> str:

@@ -5,7 +5,11 @@
 doctor        which tool calls the jail can run here
 quickstart    a short run of the quick start, its options as given
 attention     trajectories side by side in one row against each alone: the same numbers, and how long
-sleep         a replica gives its memory up and takes it back
+sleep         a replica gives its memory up and takes it back, and says what it said before
+imports       the modules that an engine and a learner on a GPU import
+rollouts      `rocstar bench rollout` with a model of 1.7B, whose options are given
+rl            LoRA training of that model, whose options are given
+pull          a replica on the second GPU is killed while it pulls weights from a learner on the first
 """
 
 from __future__ import annotations
@@ -16,27 +20,60 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from bench import ROOT
+from bench.benches.gpu.model import model_at
+from bench.benches.gpu.pull import pulled
 from engine import metric_names as metric
 from engine.console.options import Positional, Rest, parse
 from engine.programs import rocstar
 from recipes.tiny.task import SHIPPED
 
+Name = Literal["doctor", "quickstart", "attention", "sleep", "imports", "rollouts", "rl", "pull"]
+MODULES = (
+    "torch.nn.attention.varlen",
+    "vllm.device_allocator.cumem",
+    "vllm.distributed.device_communicators.pynccl",
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.gpu_model_runner",
+    "engine.replica.weight_transfer_gpu",
+    "algo.weights.transport_gpu",
+)
 LENGTHS = (3000, 500, 1200, 4000, 700, 2600, 150, 2138)  # a row on a GPU has 14,288 tokens, a tenth on the CPU
 HEADS, KEY_HEADS, WIDTH = 16, 8, 128  # as Qwen3-1.7B
+SCORED = [[3 + 7 * number + index for index in range(200)] for number in range(4)]
+EVEN = ROOT / "bench" / "benches" / "gpu" / "even.py"
+MEDIANS = (
+    metric.LEARNER_TOKENS_PER_S,
+    metric.TOKENS_PER_S,
+    metric.TIME_ROLLOUT_S,
+    metric.TIME_LEARN_S,
+    metric.TIME_SYNC_S,
+    metric.TIME_STEP_S,
+    metric.HOST_LOOP_CPU_SHARE,
+    metric.LEARNER_MFU,
+    metric.LEARNER_PEAK_BYTES,
+    metric.LEARNER_MISMATCH_FRESH_MEAN,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    name: Annotated[Literal["doctor", "quickstart", "attention", "sleep"], Positional("what is measured")]
+    name: Annotated[Name, Positional("what is measured")]
     into: Annotated[Path, "file that gets the JSON object"]
     device: Annotated[str, "cpu, cuda, or the number of a GPU"] = "cpu"
     checkpoint: Annotated[Path, "the model of sleep"] = SHIPPED
-    fields: Annotated[tuple[str, ...], Rest("options of the quick start")] = ()
+    shape: Annotated[Literal["qwen3-1.7b", "small"], "the model of rollouts, rl and pull"] = "small"
+    fields: Annotated[tuple[str, ...], Rest("options of what is started")] = ()
+
+    @property
+    def model(self) -> Path:
+        return model_at(self.into.parent / f"model-{self.shape}", self.shape)
 
 
 def doctor(_options: Options) -> dict[str, Any]:
@@ -46,22 +83,52 @@ def doctor(_options: Options) -> dict[str, Any]:
     return {"output": done.stdout + done.stderr, "exit_code": done.returncode}
 
 
+def imports(_options: Options) -> dict[str, Any]:
+    """Imports each module in a process of its own, as one that fails may take others with it."""
+    failed = {}
+    for module in MODULES:
+        code = f"from engine.replica.config import prepare_environment; prepare_environment(); import {module}"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            failed[module] = done.stderr.strip().splitlines()[-1]
+    return {"modules": len(MODULES), "failed": failed}
+
+
 def quickstart(options: Options) -> dict[str, Any]:
-    runs, name = options.into.parent / "runs", f"quickstart-{int(time.time())}"
-    arguments = [*options.fields, f"runs={runs}", f"name={name}"]
-    subprocess.run([sys.executable, "recipes/quickstart.py", *arguments], cwd=ROOT, check=True)
+    return _run_of("recipes/quickstart.py", options, "quickstart")
+
+
+def rl(options: Options) -> dict[str, Any]:
+    """Trains adapters of a random model to sample tokens with even ids; its curve says whether that is learnt."""
+    data = options.into.with_suffix(".jsonl")
+    rows = ({"question": f"Count to {number}.", "answer": str(number)} for number in range(512))
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = (f"model={options.model}", f"data={data}", f"held_out={data}", f"reward={EVEN}:even", "tools=")
+    return _run_of("recipes/train_on_file.py", options, "rl", *files)
+
+
+def _run_of(recipe: str, options: Options, name: str, *more: str) -> dict[str, Any]:
+    runs, name = options.into.parent / "runs", f"{name}-{int(time.time())}"
+    arguments = [*more, *options.fields, f"runs={runs}", f"name={name}"]
+    subprocess.run([sys.executable, recipe, *arguments], cwd=ROOT, check=True)
     summary = json.loads((runs / name / "summary.json").read_text())
     steps = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-    names = (
-        metric.LEARNER_TOKENS_PER_S,
-        metric.TOKENS_PER_S,
-        metric.TIME_ROLLOUT_S,
-        metric.TIME_LEARN_S,
-        metric.TIME_SYNC_S,
-        metric.TIME_STEP_S,
-    )
-    middle = {name: statistics.median(row[name] for row in steps if name in row) for name in names}
-    return {"summary": summary, "medians": middle}
+    middle = {
+        name: statistics.median(row[name] for row in steps if name in row) for name in MEDIANS if _in(steps, name)
+    }
+    curve = [row[metric.REWARD] for row in steps if metric.REWARD in row]
+    return {"summary": summary, "medians": middle, "curve": curve}
+
+
+def _in(steps: list[dict[str, Any]], name: str) -> bool:
+    return any(name in row for row in steps)
+
+
+def rollouts(options: Options) -> dict[str, Any]:
+    arguments = [*options.fields, f"checkpoint={options.model}", f"json={options.into}"]
+    subprocess.run([sys.executable, "-m", "bench", "rollout", *arguments], cwd=ROOT, check=True)
+    result: dict[str, Any] = json.loads(options.into.read_text())
+    return result
 
 
 def attention(options: Options) -> dict[str, Any]:
@@ -121,6 +188,7 @@ def sleep(options: Options) -> dict[str, Any]:
     from engine.replica.replica import Replica
 
     on_gpu = options.device != "cpu"
+    [weights] = options.checkpoint.glob("*.safetensors")  # sleep discards what the engine began with
     config = ReplicaConfig(
         checkpoint=str(options.checkpoint),
         max_model_len=1024,
@@ -131,25 +199,42 @@ def sleep(options: Options) -> dict[str, Any]:
     )
 
     async def measured() -> dict[str, Any]:
-        replica, seconds = Replica(config, 0, None, lambda index, sample: None), {}
+        replica, figures = Replica(config, 0, None, lambda index, sample: None), {}
         await replica.start()
         try:
+            before = await replica.logprobs(SCORED)
             for name, act in (
-                ("sleep_s", replica.sleep()),
-                ("wake_weights_s", replica.wake("weights")),
-                ("wake_kv_s", replica.wake("kv_cache")),
+                ("sleep_s", replica.sleep),
+                ("wake_weights_s", lambda: replica.wake("weights")),
+                ("load_s", lambda: replica.update_weights(str(weights), 1)),
+                ("wake_kv_s", lambda: replica.wake("kv_cache")),
             ):
                 began = time.perf_counter()
-                await act
-                seconds[name] = time.perf_counter() - began
+                await act()
+                figures[name] = time.perf_counter() - began
+            after = await replica.logprobs(SCORED)
+            figures["difference"] = float(abs(after - before).max())
         finally:
             await replica.shutdown()
-        return seconds
+        return figures
 
     return asyncio.run(measured())
 
 
-MEASURES = {"doctor": doctor, "quickstart": quickstart, "attention": attention, "sleep": sleep}
+def pull(options: Options) -> dict[str, Any]:
+    return asyncio.run(pulled(options.model, on_gpu=options.device != "cpu"))
+
+
+MEASURES: dict[Name, Callable[[Options], dict[str, Any]]] = {
+    "doctor": doctor,
+    "quickstart": quickstart,
+    "attention": attention,
+    "sleep": sleep,
+    "imports": imports,
+    "rollouts": rollouts,
+    "rl": rl,
+    "pull": pull,
+}
 
 
 def main() -> None:

@@ -13,13 +13,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.measuring.metric import Kind, Metric, count, megabytes, seconds, share
+from bench.measuring.metric import Kind, Metric, count, megabytes, microseconds, seconds, share
 from bench.measuring.result import Result
 from bench.placement.policies import NAMES, OURS
 from engine import metric_names as metric
 
 AGENT = "recipes/tiny/agent"
 MODELS, CONTEXTS, RANKS = ("qwen3-1.7b", "qwen3-4b"), (4096, 16384, 32768), (0, 32)
+RL = (
+    *("algorithm=grpo", "prompts_per_step=16", "group_size=8", "rollout.max_turns=1", "rollout.deadline_s=600"),
+    *("eval_every=20", "eval_problems=8", "learner.lora_rank=32", "learner.lr=1e-3", "learner.warmup_steps=0"),
+)
 RIVALS = [name for name in NAMES if name != OURS]
 
 Figures = dict[str, float]
@@ -59,6 +63,12 @@ METRICS = {
     "sleep_s": seconds("sleep", "a replica gives its memory up"),
     "wake_weights_s": seconds("wake weights", "it takes the memory of its weights back"),
     "wake_kv_s": seconds("wake KV", "it takes the memory of its KV cache back"),
+    "replaced_s": seconds("replaced", "from a replica's death in a pull until another serves that version"),
+    "node_token_s": microseconds("node, per token", "CPU of the node's own process"),
+    "node_cpu": share("node", "CPU of the event loop, of a core"),
+    "modules": count("imported", "modules that a GPU engine and learner need"),
+    "reward_first": count("reward, first", "share of even tokens in the first step", form=".3f"),
+    "reward_last": count("reward, last", "the same in the last step", form=".3f"),
     **{f"ratio_{name}": _given(name, f"makespan over that of {OURS}") for name in RIVALS},
 }
 
@@ -67,7 +77,7 @@ METRICS = {
 class Part:
     """full, rehearsal: arguments of `python`, FILE standing for the result's path. limit_s: time of the full one.
 
-    read: makes the figures of its row from that file.
+    read: makes the figures of its row from that file. gpus: how many it needs.
     """
 
     name: str
@@ -75,6 +85,7 @@ class Part:
     rehearsal: tuple[str, ...]
     limit_s: float
     read: Callable[[Path], Figures]
+    gpus: int = 1
 
     def command(self, file: Path, *, rehearse: bool) -> list[str]:
         arguments = self.rehearsal if rehearse else self.full
@@ -114,7 +125,33 @@ def _quickstart(measured: Measured) -> Figures:
         "accuracy_initial": summary["accuracy_initial"],
         "accuracy_final": summary["accuracy_final"],
         "jailed": summary["tool_calls_jailed"] / max(1, summary["tool_calls"]),
+        "node_cpu": medians[metric.HOST_LOOP_CPU_SHARE],
     }
+
+
+def _rl(measured: Measured) -> Figures:
+    medians, curve = measured["medians"], measured["curve"]
+    values = {
+        "rollout_tgs": medians[metric.TOKENS_PER_S],
+        "training_tgs": medians[metric.LEARNER_TOKENS_PER_S],
+        "generation_s": medians[metric.TIME_ROLLOUT_S],
+        "policy_training_s": medians[metric.TIME_LEARN_S],
+        "refit_s": medians[metric.TIME_SYNC_S],
+        "e2e_step_s": medians[metric.TIME_STEP_S],
+        "node_cpu": medians[metric.HOST_LOOP_CPU_SHARE],
+        "peak_bytes": medians[metric.LEARNER_PEAK_BYTES],
+        "mismatch_mean": medians[metric.LEARNER_MISMATCH_FRESH_MEAN],
+        "reward_first": curve[0],
+        "reward_last": curve[-1],
+    }
+    return values | ({"mfu": medians[metric.LEARNER_MFU]} if metric.LEARNER_MFU in medians else {})
+
+
+def _imports(measured: Measured) -> Figures:
+    """Raises ValueError naming the modules that cannot be imported."""
+    if failed := measured["failed"]:
+        raise ValueError("; ".join(f"{module}: {error}" for module, error in failed.items()))
+    return {"modules": measured["modules"]}
 
 
 def _learner(result: Result) -> Figures:
@@ -126,8 +163,7 @@ def _learner(result: Result) -> Figures:
     }
     if "mfu" in learner:
         values["mfu"] = learner["mfu"]
-    bare = result.figures.get("bare")
-    return values if bare is None else {**values, "of_bare": bare["learner_is"]}
+    return values
 
 
 def _mismatch(result: Result) -> Figures:
@@ -142,7 +178,11 @@ def _weights(result: Result) -> Figures:
 
 def _rollouts(result: Result) -> Figures:
     jailed = result.figures["jailed"]
-    return {"rollout_tgs": jailed["tokens_per_s"], "of_bare": jailed["of_bare"]}
+    return {
+        "rollout_tgs": jailed["tokens_per_s"],
+        "of_bare": jailed["of_bare"],
+        "node_token_s": jailed["token_s"],
+    }
 
 
 def _placement(result: Result) -> Figures:
@@ -157,6 +197,13 @@ def parts() -> list[Part]:
             rehearsal=own("doctor"),
             limit_s=60,
             read=_own(lambda measured: {"jail": float(measured["exit_code"] == 0)}),
+        ),
+        Part(
+            name="imports",
+            full=own("imports"),
+            rehearsal=own("imports"),
+            limit_s=120,
+            read=_own(_imports),
         ),
         Part(
             name="quickstart",
@@ -177,7 +224,11 @@ def parts() -> list[Part]:
             full=own("sleep", "device=0", f"checkpoint={AGENT}"),
             rehearsal=own("sleep", f"checkpoint={AGENT}"),
             limit_s=180,
-            read=_own(lambda measured: {name: measured[name] for name in ("sleep_s", "wake_weights_s", "wake_kv_s")}),
+            read=_own(
+                lambda measured: {
+                    name: measured[name] for name in ("sleep_s", "wake_weights_s", "wake_kv_s", "difference")
+                }
+            ),
         ),
     ]
     every += [
@@ -212,6 +263,46 @@ def parts() -> list[Part]:
                 read=_bench(_rollouts),
             )
         )
+    every += [
+        Part(
+            name="rollouts_1.7b",
+            full=own(
+                "rollouts",
+                "shape=qwen3-1.7b",
+                "only=load",
+                "device=0",
+                "concurrent=512",
+                "trajectories=2048",
+                "rounds=1",
+            ),
+            rehearsal=own("rollouts", "only=load", "concurrent=16", "trajectories=32", "rounds=1"),
+            limit_s=240,
+            read=_bench(_rollouts),
+        ),
+        Part(
+            name="rl_1.7b_lora",
+            full=own("rl", "shape=qwen3-1.7b", "devices=0", "replicas=1", "steps=20", "rollout.max_tokens=512", *RL),
+            rehearsal=own("rl", "replicas=1", "steps=2", "rollout.max_tokens=64", *RL),
+            limit_s=420,
+            read=_own(_rl),
+        ),
+        Part(
+            name="weights_nccl",
+            full=bench("weights", "device=0", "sizes=600m", "transports=nccl", "rounds=3"),
+            rehearsal=bench("weights", "sizes=tiny", "transports=gloo", "rounds=1"),
+            limit_s=180,
+            read=_bench(_weights),
+            gpus=2,
+        ),
+        Part(
+            name="pull",
+            full=own("pull", "device=cuda", "shape=qwen3-1.7b"),
+            rehearsal=own("pull"),
+            limit_s=240,
+            read=_own(lambda measured: {"refit_s": measured["update_s"], "replaced_s": measured["replaced_s"]}),
+            gpus=2,
+        ),
+    ]
     every.append(
         Part(
             name="placement",
@@ -222,14 +313,24 @@ def parts() -> list[Part]:
         )
     )
     for model, context, rank in product(MODELS, CONTEXTS, RANKS):
-        cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", "checkpointing=full")
-        every.append(
-            Part(
-                name=f"learner_{model}_{context // 1024}k_{'lora' if rank else 'full'}",
-                full=bench("learner", f"model={model}", "device=cuda", *cut, f"lora={rank}", "rounds=3"),
-                rehearsal=bench("learner", "context=64", "trajectories=4", f"lora={rank // 4}", "rounds=1"),
-                limit_s=200,
-                read=_bench(_learner),
-            )
-        )
+        every.append(_learner_part("learner", model, context, rank))
+    every += [_learner_part("bare", MODELS[0], 16384, rank) for rank in RANKS]
+    every.append(_learner_part("learner", MODELS[0], 16384, 0, checkpointing="selective"))
     return every
+
+
+def _learner_part(who: str, model: str, context: int, rank: int, *, checkpointing: str = "full") -> Part:
+    """who: "learner", or the "bare" model, which has the memory to itself too."""
+    cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", f"checkpointing={checkpointing}")
+    named = "" if checkpointing == "full" else f"_{checkpointing}"
+    return Part(
+        name=f"{who}_{model}_{context // 1024}k_{'lora' if rank else 'full'}{named}",
+        full=bench("learner", f"only={who}", f"model={model}", "device=cuda", *cut, f"lora={rank}", "rounds=3"),
+        rehearsal=bench(
+            "learner", f"only={who}", "context=64", "trajectories=4", f"lora={rank // 4}", cut[-1], "rounds=1"
+        ),
+        limit_s=200,
+        read=_bench(
+            _learner if who == "learner" else lambda result: {"training_tgs": result.figures["bare"]["tokens_per_s"]}
+        ),
+    )

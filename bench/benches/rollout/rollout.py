@@ -237,8 +237,7 @@ def figures(measured: Round, name: str) -> dict[str, float]:
         "turn_s": mode.frontend_s / sum(len(trajectory.turns) for trajectory in counted.trajectories),
         "trajectory_s": mode.frontend_s / len(counted.trajectories),
     }
-    if name == "jailed":
-        calls_s = latencies(mode)
+    if name == "jailed" and (calls_s := latencies(mode)):  # a model of random weights calls no tool
         values |= {"call_mean_s": float(np.mean(calls_s)), "call_p99_s": float(np.percentile(calls_s, 99))}
     return values
 

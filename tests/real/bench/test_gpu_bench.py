@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from bench.benches.gpu import gpu
+from bench.benches.gpu import gpu, measures
 from bench.benches.gpu.parts import Part, parts
 from bench.catalogue import CATALOGUE
 from bench.measuring.run import Shell
 from engine.console.options import parse, parse_all
+from recipes import train_on_file
 from recipes.quickstart import Config
 from tests.support.paths import ROOT
 
@@ -59,7 +60,7 @@ def test_a_part_that_has_a_result_is_passed_over_and_none_begins_that_cannot_end
 
 def test_parts_are_told_by_their_beginnings():
     wanted = gpu.Options(parts=("sleep", "weights")).wanted
-    assert [one.name for one in wanted] == ["sleep", "weights_shm", "weights_adapter"]
+    assert [one.name for one in wanted] == ["sleep", "weights_shm", "weights_adapter", "weights_nccl"]
     assert len({one.name for one in parts()}) == len(parts())
 
 
@@ -75,7 +76,7 @@ def test_the_cheap_parts_are_rehearsed_to_the_last_line(tmp_path):
     assert rows["learner_qwen3-1.7b_4k_lora"]["training_tgs"] > 0
 
 
-def test_what_a_part_asks_of_a_gpu_is_understood_where_there_is_none():
+def test_what_a_part_asks_of_a_gpu_is_understood_where_there_is_none(tmp_path):
     """So that the first minute on a GPU is not spent on a wrong word."""
     understood = 0
     for one in parts():
@@ -85,7 +86,26 @@ def test_what_a_part_asks_of_a_gpu_is_understood_where_there_is_none():
             given = [word.replace("=cuda", "=cpu") for word in arguments[3:]]  # it looks whether there is one
             parse_all([bench.options, Shell], given)
             understood += 1
-        elif arguments[2] == "quickstart":
-            assert parse(Config, arguments[3:-1]).training().devices.shared
-            understood += 1
-    assert understood == len(parts()) - 3, "doctor, attention and sleep have the arguments of the rehearsal"
+            continue
+        options = parse(measures.Options, arguments[2:])
+        if options.name == "quickstart":
+            assert parse(Config, options.fields).training().devices.shared
+        elif options.name == "rollouts":
+            parse_all([CATALOGUE["rollout"].load().BENCH.options, Shell], options.fields)
+        elif options.name == "rl":
+            data = tmp_path / "data.jsonl"
+            data.write_text('{"question": "Count.", "answer": "1"}\n')
+            files = (f"data={data}", f"held_out={data}", f"reward={measures.EVEN}:even", "tools=")
+            config = parse(train_on_file.Config, [*options.fields, *files])
+            assert config.training().devices.shared
+            assert config.learner.lora_rank == 32
+        understood += 1
+    assert understood == len(parts())
+
+
+def test_a_part_for_two_gpus_is_passed_over_where_there_is_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "gpus_here", lambda: 1)
+    options, two = gpu.Options(into=tmp_path), part(WRITES, gpus=2)
+    assert gpu.run_parts(options, [two], [].append) == []
+    assert "it needs 2 GPUs and 1 are here" in capsys.readouterr().err
+    assert not (tmp_path / "p.json").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from algo.learner.measure.flops import peak_of
+from engine.learner.gpu_peaks import peak_of
 
 
 @pytest.mark.parametrize(
