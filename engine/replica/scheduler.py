@@ -20,6 +20,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from engine.process.forks import leave_terminal
+from engine.process.shared_memory import unlink_mapped
 from engine.replica.grammars import Grammars, reason_of
 from engine.replica.output_bundler import OutputBundler
 
@@ -30,7 +31,8 @@ class BundlingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if multiprocessing.parent_process() is not None:
-            leave_terminal()  # `adopt` runs in the workers, other processes, if there are several GPUs
+            leave_terminal()  # `adopt` runs in the workers, other processes, if there are several
+            unlink_mapped()  # the workers have opened it
         self._bundler = OutputBundler()
         self._grammars = Grammars(self.structured_output_manager, self.vllm_config)
         self._refusals: dict[str, str] = {}  # by request, until its end is told
