@@ -29,9 +29,9 @@ def unlink_mapped() -> None:
                 resource_tracker.unregister(f"/{name}", "shared_memory")
 
 
-def _unlink_if_named(memory: SharedMemory) -> None:
+def _unlink_if_named(self: SharedMemory) -> None:
     with suppress(FileNotFoundError):
-        _unlink(memory)
+        _unlink(self)
 
 
 def _mapped() -> set[str]:

@@ -196,6 +196,13 @@ def test_more_slots_are_advised_only_where_calls_queue_for_them(queue_ms, run_ms
         (CASES["loading weights"][0], {"devices": [0, 1], "learner.lora_rank": 0}, "learner.lora_rank", 0, Limit.SYNC),
         (
             CASES["loading weights"][0],
+            {"dtype": "bfloat16", "learner.lora_rank": 0},
+            "learner.lora_rank",
+            0,
+            Limit.SYNC,
+        ),
+        (
+            CASES["loading weights"][0],
             {"devices": [0, 1], "learner.lora_rank": 8, "adapters": False},
             "adapters",
             False,
