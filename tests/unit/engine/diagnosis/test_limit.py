@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.diagnosis.advice import _ADVICE
@@ -359,6 +359,7 @@ names = [name for name in HEALTHY if name != "step"] + ["kv/blocked_s", "tools/s
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(names), numbers), max_size=4), st.integers(0, 2))
+@example([{"time/step_s": 0.0, "replicas/busy_s": 0.0}], 0)
 def test_any_rows_give_a_sentence_and_shares_that_are_none_below_zero(rows, staleness):
     found = diagnose([{"step": step, **row} for step, row in enumerate(rows)], {"max_staleness": staleness})
     assert found.sentence.endswith(".")
