@@ -2,7 +2,7 @@
 
     python -m tests.support.nccl_pull
 
-The learner's half runs in this process; the two workers of a replica, which share its layers, are threads. What is real:
+The learner's half runs in this process, and threads are the two workers of a replica, which share its layers. Real are:
 who asks for weights, ranks and numbers of members, the meeting, buckets, views, and what happens when a worker is gone.
 Prints one JSON object.
 """

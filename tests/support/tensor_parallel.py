@@ -93,6 +93,13 @@ async def main(transfer):
             computing = workers(first)
             found["workers"] = len(computing)
             found["named"] = sorted(shared_memory() - before)
+            found["open_to_others"] = [
+                str(socket.laddr)
+                for process in (psutil.Process(first.pid), *computing)
+                for socket in process.net_connections("inet")
+                if socket.status == psutil.CONN_LISTEN and socket.laddr.ip != "127.0.0.1"
+            ]
+            found["sessions"] = sum(os.getsid(process.pid) == process.pid for process in computing)
             trained, moved = await learner.train(batch(12, step=1), 1)
             await fleet.update_weights(PublishedWeights(trained.weights, 1, moved))
             found["moved"] = float(abs(moved - canary).max())

@@ -22,7 +22,8 @@ def test_two_processes_are_one_replica(transfer):
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout.splitlines()[-1])
-    assert found["workers"] == 2
+    assert found["workers"] == found["sessions"] == 2, "no Ctrl-C of the terminal's reaches them"
+    assert found["open_to_others"] == []
     assert found["moved"] > 1e-3 > 1e-5 > found["canary_max_abs"], "old weights would not pass"
     assert found["off"] < 1e-4, "what was sampled has the log-probabilities that the canary's way gives"
     assert (found["deaths"], found["processes"]) == (1, 2), "the death of one process is the replica's"
