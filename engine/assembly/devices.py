@@ -52,7 +52,9 @@ class DevicePlan:
             require(name, getattr(self, name), at_least(least))
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices must differ, got {self.devices}")
-        require("dtype", self.dtype, none_or(one_of("bfloat16") if self.devices else one_of("float32", "bfloat16")))
+        require("dtype", self.dtype, none_or(one_of("float32", "bfloat16")))
+        if self.devices and self.dtype == "float32":
+            raise ValueError("dtype must be None or 'bfloat16' on GPUs, got 'float32'")
         self._check_count()
         if self.shared and self.adapters:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Weight updates in the middle of requests, and a request that is left, on an engine that schedules steps ahead.
 
-Run by test_async_scheduling.py: `python -m tests.support.async_scheduling`. Prints one JSON object. The worker is a stub
-that answers later and computes nothing; all else is real.
+Run by test_async_scheduling.py: `python -m tests.support.async_scheduling`. Prints one JSON object. A stub worker
+that answers later and computes nothing stands for the model; all else is real.
 """
 
 import asyncio

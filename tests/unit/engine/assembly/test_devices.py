@@ -72,7 +72,10 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
         ({"devices": EIGHT, "learner_ranks": 8, "replicas": 2}, "devices must be 10 .* got 8"),
         ({"devices": ONE, "replicas": 1, "max_staleness": 1}, "max_staleness must be 0 where .* share .* got 1"),
         ({"dtype": "float16"}, "dtype must be None or one of 'float32', 'bfloat16', got 'float16'"),
-        ({"devices": ONE, "replicas": 1, "dtype": "float32"}, "dtype must be None or one of 'bfloat16', got 'float32'"),
+        (
+            {"devices": ONE, "replicas": 1, "dtype": "float32"},
+            "dtype must be None or 'bfloat16' on GPUs, got 'float32'",
+        ),
     ],
 )
 def test_an_impossible_placement_is_refused(options, said):
