@@ -32,14 +32,18 @@ def test_two_processes_are_one_replica(transfer):
     assert found["named"] == found["left"] == found["shared_memory"] == []
 
 
-def test_adapters_go_to_both_processes_and_ctrl_c_leaves_nothing(started: list[Run], tmp_path: Path) -> None:
+@pytest.mark.campaign
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_adapters_go_to_both_processes_and_an_end_leaves_nothing(
+    started: list[Run], tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     before = shared_memory()
     words = ["replicas=1", "tensor_parallel=2", "adapters=true", "learner.lora_rank=4", "lr=0.003", "steps=1000"]
     run = Run(command(tmp_path, *SMALL, *words))
     started.append(run)
     run.until("step   2")
-    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground process group
-    assert run.end() == 130, run.text()
+    os.killpg(run.process.pid, sent)  # as a terminal does: to the whole foreground process group
+    assert run.end() == code, run.text()
     assert "Traceback" not in run.text()
     assert len(run.seen) >= 4, "learner, engine and its two processes"
     assert run.left() == []
