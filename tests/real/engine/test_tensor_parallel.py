@@ -47,5 +47,5 @@ def test_adapters_go_to_both_processes_and_an_end_leaves_nothing(
     assert "Traceback" not in run.text()
     assert len(run.seen) >= 4, "learner, engine and its two processes"
     assert run.left() == []
-    assert shared_memory() == before
+    assert shared_memory() <= before
     assert 0 < metrics(tmp_path / "quickstart")[-1]["canary/max_abs"] < 1e-4
