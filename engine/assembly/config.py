@@ -115,7 +115,7 @@ class TrainingConfig:
                 "LearnerConfig(loss=PpoClip(proximal=True, correction=Correction(level='token', upper=2.0)))"
             )
         if self.canary_tolerance == "auto":
-            raise ValueError(f"{what} needs canary_tolerance, got 'auto'. Fix: one, such as 1.0 (0.09 was measured on a CPU)")
+            raise ValueError(f"{what} needs canary_tolerance, got 'auto'. Fix: one, such as 1.0 (on a CPU: 0.09)")
 
     @property
     def replicas_config(self) -> ReplicaConfig:
