@@ -4,7 +4,7 @@
 python := .venv/bin/python
 quick := not (real or hostile or slow) or smoke
 SEED := $(shell date +%s)
-benches := quickstart roc sandbox fleet sim_fleet rollout gateway streaming learner long_rows step recording weights mismatch nodes sim_nodes
+benches := quickstart roc sandbox fleet sim_fleet rollout loop gateway streaming learner long_rows step recording weights mismatch nodes sim_nodes
 
 node_modules := requirements/node_modules/.package-lock.json
 

@@ -26,6 +26,7 @@ CATALOGUE = {  # in the order of bench/README.md
     "sim_fleet": Entry("sim_fleet", "How do placement policies differ on many simulated replicas?"),
     "sim_live": Entry("sim_live", "How near is the simulator to the two live replicas of a record?"),
     "rollout": Entry("rollout.rollout", "What do rollouts cost on top of their engines?"),
+    "loop": Entry("loop.loop", "How many tokens a second does one event loop carry?"),
     "gateway": Entry("gateway.gateway", "What does a turn through the gateway cost beside vLLM's own server?"),
     "streaming": Entry("streaming.streaming", "What does dispatching a tool call at its closing tag save?"),
     "learner": Entry("learner", "How fast is the learner against its bare model?"),

@@ -60,11 +60,16 @@ class RunOptions:
 
     replicas: Annotated[int, "vLLM engines"] = 2
     devices: Annotated[tuple[int, ...], "GPUs: the learner's first, or all of them by turns; none: the CPU"] = ()
-    tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
+    tensor_parallel: Annotated[int, "GPUs of a replica; on the CPU processes"] = 1
     learner_ranks: Annotated[int, "FSDP ranks"] = 1
     adapters: Annotated[bool, "with lora_rank: send replicas the adapters alone and serve versions side by side"] = (
         False
     )
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        "what replicas and the learner's passes compute in, and weights are published in; none: bfloat16 on GPUs; on "
+        "the CPU float32, or what learner.dtype and learner.weights_dtype say",
+    ] = None
     max_staleness: Annotated[int, "weight versions that a trained token may be old (S); 0 is strictly on-policy"] = 0
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 4
     step_deadline_s: Annotated[float, "seconds in which the learner must have trained a step"] = 600.0
@@ -94,6 +99,7 @@ class RunOptions:
                 tensor_parallel=self.tensor_parallel,
                 max_staleness=self.max_staleness,
                 adapters=self.adapters,
+                dtype=self.dtype,
             ),
             "max_staleness": self.max_staleness,
             "checkpoint_every": self.checkpoint_every,

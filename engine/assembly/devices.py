@@ -12,11 +12,11 @@ The part for GPUs is written against vLLM's documentation and was not yet run on
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from engine.learner.process import LearnerProcessConfig
 from engine.replica.config import ReplicaConfig
-from sandbox.require import at_least, require
+from sandbox.require import at_least, none_or, one_of, require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +45,19 @@ class DevicePlan:
     """Weights are published as files in host memory, which rollout nodes pull, and never go from GPU to GPU."""
     max_staleness: int = 0
     """Must be 0 if learner and replicas share their GPUs: the replicas sleep while it trains."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """What replicas and the learner's passes compute in, and what weights are published in; the learner's own weights
+    are float32. None: "bfloat16" on GPUs, which have no other; on the CPU what the configurations of replicas and
+    learner say. With "bfloat16" a run on the CPU rounds as one on GPUs does."""
 
     def __post_init__(self) -> None:
         for name, least in (("learner_ranks", 0), ("replicas", 1), ("tensor_parallel", 1), ("max_staleness", 0)):
             require(name, getattr(self, name), at_least(least))
         if len(set(self.devices)) < len(self.devices):
             raise ValueError(f"devices must differ, got {self.devices}")
+        require("dtype", self.dtype, none_or(one_of("float32", "bfloat16")))
+        if self.devices and self.dtype == "float32":
+            raise ValueError("dtype must be None or 'bfloat16' on GPUs, got 'float32'")
         self._check_count()
         if self.shared and self.adapters:
             raise ValueError(
@@ -123,15 +130,20 @@ class DevicePlan:
         """Whether the replicas rest while the learner trains (`Fleet.rest`), without work or without devices."""
         return self.max_staleness == 0
 
+    @property
+    def decided_dtype(self) -> str | None:
+        """`dtype` with its default on GPUs; None if the configurations of replicas and learner decide."""
+        return "bfloat16" if self.devices else self.dtype
+
     def replica(self, config: ReplicaConfig) -> ReplicaConfig:
-        """Returns the replicas' configuration with what this plan decides. On GPUs both sides compute in bfloat16."""
+        """Returns the replicas' configuration with what this plan decides."""
         return replace(
             config,
             devices=self.replica_devices,
             tensor_parallel=self.tensor_parallel,
             weight_transfer=self.weight_transfer,
             sleeps=self.shared,
-            dtype="bfloat16" if self.devices else config.dtype,
+            dtype=self.decided_dtype or config.dtype,
         )
 
     def learner(self, config: LearnerProcessConfig) -> LearnerProcessConfig:
@@ -142,7 +154,8 @@ class DevicePlan:
     def learner_fields(self) -> dict[str, Any]:
         """The fields of `LearnerConfig` that this plan decides; they agree with the replicas' configuration."""
         fields: dict[str, Any] = {"weight_transfer": self.weight_transfer}
+        if self.decided_dtype:
+            fields |= dict.fromkeys(("dtype", "weights_dtype"), self.decided_dtype)
         if self.devices:
-            fields |= dict.fromkeys(("dtype", "weights_dtype"), "bfloat16")
             fields |= {"device": "cuda", "offload_optimizer": self.shared}
         return fields

@@ -253,7 +253,8 @@ def _faster_learner(steps: StepWindow) -> Advice:
 
 
 def _faster_transfer(steps: StepWindow) -> Advice:
-    if steps.value("weights_dtype") == "float32" and not steps.value("devices"):  # on GPUs they are bfloat16
+    in_bfloat16 = steps.value("devices") or steps.config.get("dtype") == "bfloat16"
+    if steps.value("weights_dtype") == "float32" and not in_bfloat16:
         yield "bfloat16 halves the bytes of the weights", "weights_dtype"
     if not steps.value("lora_rank"):
         yield "LoRA adapters are a small part of the weights", "lora_rank"

@@ -123,7 +123,7 @@ def _limit(steps: StepWindow, lost: Mapping[Limit, float]) -> Limit:
     if _staleness_limits(steps, lost):
         return Limit.STALENESS
     causes = (Limit.STAGE, Limit.CHECKPOINT, Limit.TOOL, Limit.KV, Limit.TAIL, Limit.REWARD, Limit.LEARNER, Limit.SYNC)
-    return max((Limit.SLOW_REPLICA, *causes, Limit.NONE), key=lambda cause: lost[cause])
+    return max((Limit.NONE, Limit.SLOW_REPLICA, *causes), key=lambda cause: lost[cause])  # the first of equals
 
 
 def _is_blocked(steps: StepWindow) -> bool:

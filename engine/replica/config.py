@@ -35,6 +35,7 @@ STEP_TOKENS = 8192  # at most in one engine step; vLLM's own default on a GPU is
 CPU_KV_BLOCKS = 1024
 SLEEPS_SINCE = (0, 32)  # earlier versions lose block tables in sleep, and a replica that wakes computes garbage
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
+UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # the CPU platform makes several processes of "uni"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM can make room for
 
 
@@ -59,7 +60,7 @@ class ReplicaConfig:
     on.
     """
     tensor_parallel: int = 1
-    """GPUs per replica."""
+    """GPUs per replica; on the CPU processes, each with a part of every layer."""
     kv_offload_bytes: int = 0
     """Host memory for blocks that leave the cache (vLLM's native offloading, kv_offloading_size)."""
     weight_transfer: str = "shm"
@@ -123,8 +124,6 @@ class ReplicaConfig:
             raise ValueError("sleeps must be False on the CPU, got True")
         if self.block_size % 32:
             raise ValueError(f"block_size must be a multiple of 32 on the CPU, got {self.block_size}")
-        if self.tensor_parallel > 1:
-            raise ValueError(f"tensor_parallel must be 1 on the CPU, got {self.tensor_parallel}")
         if self.kv_offload_bytes:
             raise ValueError(f"kv_offload_bytes must be 0 on the CPU, got {self.kv_offload_bytes}")
         if self.memory_share is not None:
@@ -192,7 +191,8 @@ class ReplicaConfig:
             "max_num_batched_tokens": max(STEP_TOKENS, (self.blocks or 0) * self.block_size),
             "kv_cache_memory_bytes": 1 << 28,
             "gpu_memory_utilization": 0.05,
-            "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+            "tensor_parallel_size": self.tensor_parallel,
+            "distributed_executor_backend": "mp" if self.tensor_parallel > 1 else UNIPROC,
         }
 
 

@@ -31,12 +31,14 @@ class Target:
     parameter: str
 
 
-def fits(model: nn.Module, device: torch.device) -> bool:
-    """Returns whether `Direct` can load the model.
+def fits(model: nn.Module, device: torch.device, *, processes: int) -> bool:
+    """Returns whether `Direct` can load the model. processes: those that share its layers (tensor parallelism).
 
-    It cannot with zentorch, whose kernels keep the memory that they are given instead of a packed copy.
+    It cannot with several, which take parts of the weights, and with zentorch, whose kernels keep the memory that they
+    are given instead of a packed copy.
     """
-    return device.type == "cpu" and type(model).__name__ in MODELS and find_spec("zentorch") is None
+    alone = device.type == "cpu" and processes == 1
+    return alone and type(model).__name__ in MODELS and find_spec("zentorch") is None
 
 
 class Direct:

@@ -140,7 +140,7 @@ class Replica:
             )
         if self.config.sleeps:
             check_sleep(vllm.__version__)
-        if self._core is not None and not self.config.devices:
+        if self._core is not None and not self.config.devices and self.config.tensor_parallel == 1:
             os.sched_setaffinity(0, {self._core})  # pins this thread, and with it the engine process
         backend = f"rocstar-{self.config.weight_transfer}"
         transfer = None if self.config.lora_rank else WeightTransferConfig(backend=backend)

@@ -1,9 +1,10 @@
-"""vLLM's schedulers with bundled outputs and grammars, for the engine's own process.
+"""vLLM's schedulers with bundled outputs, fewer reports and grammars, for the engine's own process.
 
 They adapt an interface that may change.
 
 Invariants
 - All tokens of a bundle were sampled by one version of the weights: nothing is held across a pause.
+- No message leaves for a step whose outputs are all held and which is not reported (`engine.replica.step_reports`).
 - A request that is aborted or ends by an error, or whose engine dies, loses less than a bundle of tokens, as if they
   had not been sampled.
 """
@@ -11,17 +12,21 @@ Invariants
 from __future__ import annotations
 
 import multiprocessing
+import time
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 
 from engine.process.forks import leave_terminal
+from engine.process.shared_memory import unlink_mapped
 from engine.replica.grammars import Grammars, reason_of
 from engine.replica.output_bundler import OutputBundler
+from engine.replica.step_reports import PREEMPTED, EngineState, StepReports
 
 
 class BundlingScheduler(Scheduler):
@@ -30,11 +35,15 @@ class BundlingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if multiprocessing.parent_process() is not None:
-            leave_terminal()  # `adopt` runs in the workers, other processes, if there are several GPUs
+            leave_terminal()  # `adopt` runs in the workers, other processes, if there are several
+            unlink_mapped()  # the workers have opened it
         self._bundler = OutputBundler()
         self._grammars = Grammars(self.structured_output_manager, self.vllm_config)
         self._refusals: dict[str, str] = {}  # by request, until its end is told
         self._pausing = False
+        self._reports = StepReports()
+        self._preempted = 0  # requests, since the last report
+        self._in_step = False
 
     def add_request(self, request: Any) -> None:
         extra = request.sampling_params.extra_args or {}
@@ -59,7 +68,11 @@ class BundlingScheduler(Scheduler):
             super().set_pause_state(pause_state)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
-        by_client = super().update_from_output(scheduler_output, model_runner_output)
+        self._in_step = True
+        try:
+            by_client = super().update_from_output(scheduler_output, model_runner_output)
+        finally:
+            self._in_step = False
         for step in by_client.values():
             for output in step.outputs if self._refusals else ():
                 output.stop_reason = self._refusals.get(output.request_id, output.stop_reason)
@@ -70,7 +83,31 @@ class BundlingScheduler(Scheduler):
         if self._pausing:
             self._pausing = False
             super().set_pause_state(PauseState.PAUSED_ALL)
+        by_client = {client: step for client, step in by_client.items() if step.outputs or step.finished_requests}
+        self._report(by_client)
         return by_client
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        """Returns None in the middle of a step; `_report` asks again at its end. What is summed up stays with vLLM."""
+        return None if self._in_step else super().make_stats(*args, **kwargs)
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
+        self._preempted += 1
+        super()._preempt_request(*args, **kwargs)
+
+    def _report(self, by_client: dict[int, EngineCoreOutputs]) -> None:
+        """Adds the engine's state to what leaves after a step, if it is due."""
+        running, waiting = self.get_request_counts()
+        state = EngineState(self.kv_cache_manager.usage, running, waiting, self._preempted)
+        steps = self._reports.step(state, time.monotonic())
+        stats = self.make_stats() if steps else None
+        if stats is None:
+            return
+        # vLLM's own uses of these two fields are data parallelism and KV connectors, whose reports nobody reads here.
+        stats.step_counter, stats.kv_connector_stats = steps, {PREEMPTED: self._preempted}
+        self._preempted = 0
+        receiver = next(iter(by_client), 0)
+        by_client.setdefault(receiver, EngineCoreOutputs()).scheduler_stats = stats
 
 
 class BundlingAsyncScheduler(BundlingScheduler, AsyncScheduler): ...

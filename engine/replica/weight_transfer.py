@@ -34,6 +34,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from engine.process.forks import die_with, leave_terminal
 from engine.process.heap import Heap
+from engine.process.shared_memory import unlink_mapped
 from engine.replica import grammar_mass
 from engine.replica.cpu_weight_loader import Direct, fits
 
@@ -68,7 +69,7 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
 
     def start_weight_update(self) -> None:
         self._direct = None
-        if fits(self.model, self.device):
+        if fits(self.model, self.device, processes=self.parallel_config.world_size):
             self._direct = Direct(self.model, self.model_config.dtype)
         else:
             initialize_layerwise_reload(self.model)
@@ -154,7 +155,8 @@ class WorkerExtension:
     """Methods that the node calls in the engine process (`worker_extension_cls`)."""
 
     def adopt(self, niceness: int) -> None:
-        """Leaves the terminal's process group (the node handles Ctrl-C) and dies with the node, also when spawned.
+        """Leaves the terminal's process group (the node handles Ctrl-C) and dies with the node, also when spawned. What
+        the processes of one engine share has no name afterwards; all of them have opened it by now.
 
         A fork shares the wake-up socket of the node's event loop, where a signal to this process would be seen.
         """
@@ -163,6 +165,7 @@ class WorkerExtension:
         if niceness:
             _yield_cores(niceness)
         die_with(os.getppid())
+        unlink_mapped()
         _heap.keep()
 
     def measure_grammars(self) -> bool:

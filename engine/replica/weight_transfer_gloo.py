@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import socket
@@ -51,7 +52,8 @@ class GlooWeightTransfer(HostWeightTransfer):
     """Backend "gloo"."""
 
     def receive_weights(self, update_info: Published) -> None:
-        store, buckets = ask(update_info, members=2)
+        worker = f"{update_info.reader}-{self.parallel_config.rank}"  # each of a replica's processes pulls by itself
+        store, buckets = ask(dataclasses.replace(update_info, reader=worker), members=2)
         group = dist.ProcessGroupGloo(store, 1, 2, _options())
         memory, coming = _receive(group, buckets[0])
         for number, bucket in enumerate(buckets, 1):

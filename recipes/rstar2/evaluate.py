@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -89,6 +89,7 @@ class Config:
     devices: Annotated[tuple[int, ...], "GPUs, tensor_parallel for each replica; none: the CPU"] = ()
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
     seed: Annotated[int, "seed of sampling"] = 0
+    dtype: Annotated[Literal["float32", "bfloat16"], "precision of replicas on the CPU; on GPUs bfloat16"] = "float32"
     replica: ReplicaOptions = ReplicaOptions()  # noqa: RUF009  frozen
     sandbox: SandboxOptions = SandboxOptions()  # noqa: RUF009  frozen
 
@@ -124,7 +125,7 @@ class Config:
         return ServingConfig(
             checkpoint=self.model,
             rollout=budget,
-            replica=self.replica.config(self.model, budget.max_tokens, self.devices),
+            replica=self.replica.config(self.model, budget.max_tokens, self.devices, self.dtype),
             replicas=self.replicas,
             devices=self.devices,
             tensor_parallel=self.tensor_parallel,

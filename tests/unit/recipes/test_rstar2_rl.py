@@ -125,14 +125,6 @@ def test_replicas_have_room_for_the_longer_of_rollouts_and_evaluations(data):
     assert config(data, "rollout.max_tokens=100", "eval_max_tokens=400").longest(1) == 100, "nothing is evaluated"
 
 
-def test_replicas_in_bfloat16_go_with_a_learner_that_publishes_and_tolerates_it(data):
-    learner = config(data, "replica.dtype=bfloat16").training(1).learner
-    assert (learner.weights_dtype, learner.mismatch_bound) == ("bfloat16", 0.1)
-    given = config(data, "replica.dtype=bfloat16", "mismatch_tolerance=0.2").training(1).learner
-    assert given.mismatch_bound == 0.2
-    assert config(data).training(1).learner.weights_dtype == "float32"
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -243,6 +235,14 @@ def test_the_filter_samples_with_the_budgets_of_the_stage_before(data):
     assert (filtered.keep, filtered.samples, filtered.temperature) == ("unsolved", 8, 1.0)
     assert filtered.budget() == made.rollout_of(2)
     assert (filtered.model, filtered.data) == (chain / "stage-2" / "checkpoint", data)
+
+
+@pytest.mark.parametrize(("words", "dtype"), [([], "float32"), (["dtype=bfloat16"], "bfloat16")])
+def test_the_filter_samples_in_the_dtype_of_the_stages(data, words, dtype):
+    made, chain = report(data, "stage=all", *words), data.parent / "runs"
+    model_for(1 << 17, a_stage(chain, 2, ended=True) / "checkpoint")
+    assert made.training(1).replicas_config.dtype == dtype
+    assert filter_config(made, 3, chain).serving().replicas_config.dtype == dtype
 
 
 def test_the_filter_has_all_gpus_that_make_whole_replicas(data):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from algo.learner.config import LearnerConfig
 from algo.learner.serialize import from_plain
@@ -41,9 +41,6 @@ class SandboxOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaOptions:
-    dtype: Annotated[
-        Literal["float32", "bfloat16"], "dtype of replicas on the CPU; on GPUs they compute in bfloat16"
-    ] = "float32"
     kv_blocks: Annotated[
         int | None, "KV cache blocks of 32 tokens; none: what a GPU holds, on the CPU four of the longest trajectories"
     ] = None
@@ -56,8 +53,12 @@ class ReplicaOptions:
         str | None, "fp8_per_tensor, fp8_per_channel or fp8_per_block on GPUs, with a loss that corrects; not yet run"
     ] = None
 
-    def config(self, checkpoint: Path, max_tokens: int, devices: Sequence[int]) -> ReplicaConfig:
-        """Returns a replica's configuration. max_tokens: length of the longest trajectory. Raises ValueError."""
+    def config(
+        self, checkpoint: Path, max_tokens: int, devices: Sequence[int], dtype: str = "float32"
+    ) -> ReplicaConfig:
+        """Returns a replica's configuration. max_tokens: length of the longest trajectory. dtype: on the CPU. Raises
+        ValueError.
+        """
         check_positions(checkpoint, max_tokens)
         blocks = self.kv_blocks
         if blocks is None and not devices:
@@ -67,16 +68,14 @@ class ReplicaOptions:
             max_model_len=max_tokens + BLOCK,
             max_num_seqs=self.max_num_seqs,
             kv_blocks=blocks,
-            dtype=self.dtype,
+            dtype=dtype,
             devices=tuple(devices),
             memory_share=self.memory_share,
             quantization=self.quantization,
         )
 
-    def learner(self, learner: LearnerConfig, devices: Sequence[int]) -> LearnerConfig:
+    def learner(self, learner: LearnerConfig) -> LearnerConfig:
         """Returns the learner's configuration, adapted to what the replicas sample with."""
-        if self.dtype == "bfloat16" and not devices:
-            learner = replace(learner, weights_dtype="bfloat16")
         if self.quantization is not None:  # the sampler is another model than the one that learns
             loss = from_plain(learner.loss)
             assert isinstance(loss, PpoClip), "the protocols have no other"

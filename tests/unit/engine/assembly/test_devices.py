@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from algo.learner.config import LearnerConfig
+from engine.assembly.config import TrainingConfig
 from engine.assembly.devices import DevicePlan
+from engine.fleet.canary import tolerance_of
 from engine.learner.messages import Trained
 from engine.learner.process import LearnerProcessConfig
 from engine.pipeline.leases import Leases
@@ -17,6 +19,7 @@ from engine.stages.train import TrainStage
 from engine.telemetry.timeline import Timeline
 from engine.types import Batch, Group, PublishedWeights
 from tests.support.fakes import Clock, Gate, Replicas, a_prompt, a_trajectory, fleet_of, settle
+from tests.unit.engine.assembly.test_wiring import OPTIONS
 from tests.unit.engine.fleet.test_fleet import expected, play, sampling, weights
 
 ONE, EIGHT = (0,), tuple(range(8))
@@ -68,7 +71,11 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
         ({"devices": EIGHT, "learner_ranks": 4, "replicas": 2}, "devices must be 6 .* got 8"),
         ({"devices": EIGHT, "learner_ranks": 8, "replicas": 2}, "devices must be 10 .* got 8"),
         ({"devices": ONE, "replicas": 1, "max_staleness": 1}, "max_staleness must be 0 where .* share .* got 1"),
-        ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
+        ({"dtype": "float16"}, "dtype must be None or one of 'float32', 'bfloat16', got 'float16'"),
+        (
+            {"devices": ONE, "replicas": 1, "dtype": "float32"},
+            "dtype must be None or 'bfloat16' on GPUs, got 'float32'",
+        ),
     ],
 )
 def test_an_impossible_placement_is_refused(options, said):
@@ -98,6 +105,24 @@ def plan_in(options, words):
     named = dict(part.split("=") for part in words.partition(" (")[0].split())
     devices = tuple(map(int, named.pop("devices").split(",")))
     return DevicePlan(**{**options, "devices": devices, **{name: int(number) for name, number in named.items()}})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_on_the_cpu_computes_and_publishes_in_one_dtype_as_on_gpus(dtype):
+    plan = DevicePlan(dtype=dtype)
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    assert plan.replica(ReplicaConfig(checkpoint="x", dtype=other)).dtype == dtype
+    told = replace(LearnerConfig(dtype=other, weights_dtype=other), **plan.learner_fields)
+    assert (told.dtype, told.weights_dtype, told.device) == (dtype, dtype, "cpu")
+    assert told.mismatch_bound == {"float32": 3e-5, "bfloat16": 0.1}[dtype]
+    config = TrainingConfig(**OPTIONS | {"devices": plan, "learner": LearnerConfig()})
+    assert config.canary_bound == tolerance_of(config.checkpoint, dtype)
+
+
+def test_without_a_dtype_the_configurations_decide_on_the_cpu():
+    plan = DevicePlan()
+    assert plan.replica(ReplicaConfig(checkpoint="x", dtype="bfloat16")).dtype == "bfloat16"
+    assert replace(LearnerConfig(dtype="bfloat16"), **plan.learner_fields).dtype == "bfloat16"
 
 
 def test_a_gpu_for_each_rank_or_none():

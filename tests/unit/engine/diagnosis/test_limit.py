@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.diagnosis.advice import _ADVICE
@@ -196,6 +196,13 @@ def test_more_slots_are_advised_only_where_calls_queue_for_them(queue_ms, run_ms
         (CASES["loading weights"][0], {"devices": [0, 1], "learner.lora_rank": 0}, "learner.lora_rank", 0, Limit.SYNC),
         (
             CASES["loading weights"][0],
+            {"dtype": "bfloat16", "learner.lora_rank": 0},
+            "learner.lora_rank",
+            0,
+            Limit.SYNC,
+        ),
+        (
+            CASES["loading weights"][0],
             {"devices": [0, 1], "learner.lora_rank": 8, "adapters": False},
             "adapters",
             False,
@@ -352,6 +359,7 @@ names = [name for name in HEALTHY if name != "step"] + ["kv/blocked_s", "tools/s
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(names), numbers), max_size=4), st.integers(0, 2))
+@example([{"time/step_s": 0.0, "replicas/busy_s": 0.0}], 0)
 def test_any_rows_give_a_sentence_and_shares_that_are_none_below_zero(rows, staleness):
     found = diagnose([{"step": step, **row} for step, row in enumerate(rows)], {"max_staleness": staleness})
     assert found.sentence.endswith(".")

@@ -22,7 +22,6 @@ def config(**options):
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"step_deadline_s": 0.0}, "step_deadline_s must be positive, got 0.0"),
         ({"block_size": 48}, "block_size must be a multiple of 32 on the CPU, got 48"),
-        ({"tensor_parallel": 2}, "tensor_parallel must be 1 on the CPU, got 2"),
         ({"tensor_parallel": 0}, "tensor_parallel must divide the 0 devices, got 0"),
         ({"tensor_parallel": 2, "devices": (0, 1, 2)}, "tensor_parallel must divide the 3 devices, got 2"),
         ({"devices": (0, 0)}, r"devices must differ, got \(0, 0\)"),

@@ -1,0 +1,128 @@
+"""A replica of two processes behind a real learner: weights that change, one of the two killed, nothing left behind.
+
+Run by test_tensor_parallel.py: `python -m tests.support.tensor_parallel`. Prints one JSON object.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+
+import psutil
+
+from engine.balancing.round_robin import RoundRobin
+from engine.fleet.config import FleetConfig
+from engine.fleet.fleet import Fleet
+from engine.learner.messages import Configure
+from engine.learner.process import LearnerProcess, LearnerProcessConfig
+from engine.replica.config import ReplicaConfig, prepare_environment
+from engine.replica.port import Sampling
+from engine.replica.replica import Replica
+from engine.run.workspace import workspace
+from engine.telemetry.timeline import Timeline
+from engine.types import PublishedWeights
+
+CHECKPOINT = "recipes/tiny/agent"
+CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
+
+
+class Noted(Replica):
+    """Says which canaries were asked of which process."""
+
+    asked: list = []  # noqa: RUF012 (of all replicas together)
+    came = asyncio.Event()
+
+    async def logprobs(self, sequences):
+        found = await super().logprobs(sequences)
+        Noted.asked.append((self.version, self.pid))
+        Noted.came.set()
+        return found
+
+
+def shared_memory():
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("rocstar-")}
+
+
+def workers(replica):
+    """The processes that compute: those of vLLM below the engine's, without Python's tracker."""
+    below = psutil.Process(replica.pid).children()
+    return [child for child in below if "Worker" in " ".join(child.cmdline())]
+
+
+async def sampled(replica, name):
+    """(ids, log-probabilities, what the canary's way gives for the same) of a request."""
+    sampling = Sampling(max_tokens=8, temperature=1.0, seed=1, stop_token_ids=(), ignore_eos=True)
+    ids, logprobs = [5, 6, 7, 8], []
+    async for delta in replica.generate([*ids], sampling, name):
+        ids += delta.token_ids
+        logprobs += delta.logprobs
+    scored = (await Replica.logprobs(replica, [ids]))[3:]
+    return ids, float(abs(scored - logprobs).max())
+
+
+async def main(transfer):
+    from algo.learner.config import LearnerConfig
+    from tests.support.algo_fakes import batch
+
+    before, found = shared_memory(), {}
+    config = ReplicaConfig(
+        checkpoint=CHECKPOINT, max_model_len=256, kv_blocks=16, weight_transfer=transfer, tensor_parallel=2
+    )
+    settings = LearnerConfig(threads=1, weight_transfer=transfer, lr=3e-3, warmup_steps=0)
+    made = []
+
+    def make(index, core, on_step):
+        made.append(Noted(config, index, core, on_step))
+        return made[-1]
+
+    with workspace() as work:
+        learner = LearnerProcess(LearnerProcessConfig(module="algo.learner"), work, work / "log")
+        fleet = Fleet(FleetConfig(replicas=1, watch_s=0.2), make, RoundRobin(), Timeline(), CANARY)
+        async with learner, fleet:
+            message = Configure(
+                checkpoint=CHECKPOINT,
+                learner=dataclasses.asdict(settings),
+                canary=CANARY,
+                weights_dir=str(work),
+                seed=3,
+            )
+            ready, canary = await learner.configure(message)
+            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
+            [first] = made
+            computing = workers(first)
+            found["workers"] = len(computing)
+            found["named"] = sorted(shared_memory() - before)
+            found["open_to_others"] = [
+                str(socket.laddr)
+                for process in (psutil.Process(first.pid), *computing)
+                for socket in process.net_connections("inet")
+                if socket.status == psutil.CONN_LISTEN and socket.laddr.ip != "127.0.0.1"
+            ]
+            found["sessions"] = sum(os.getsid(process.pid) == process.pid for process in computing)
+            trained, moved = await learner.train(batch(12, step=1), 1)
+            await fleet.update_weights(PublishedWeights(trained.weights, 1, moved))
+            found["moved"] = float(abs(moved - canary).max())
+            found["canary_max_abs"] = fleet.canary_max_abs
+            ids, found["off"] = await sampled(first, "before")
+
+            Noted.came.clear()
+            computing[1].kill()
+            await Noted.came.wait()  # of the replacement
+            await asyncio.sleep(0)
+            found["deaths"] = fleet.deaths
+            found["asked"] = [version for version, _ in Noted.asked]
+            found["processes"] = len({pid for _, pid in Noted.asked})
+            _, alive = psutil.wait_procs(computing, timeout=10)
+            found["left"] = [process.name() for process in alive]
+            found["same"] = (await sampled(made[-1], "after"))[0] == ids
+            computing = workers(made[-1])
+        _, alive = psutil.wait_procs(computing, timeout=10)
+        found["left"] += [process.name() for process in alive]
+    found["shared_memory"] = sorted(shared_memory() - before)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    prepare_environment()
+    asyncio.run(main(sys.argv[1]))
