@@ -43,7 +43,7 @@ class StepReports:
         self._steps = 0
 
     def step(self, state: EngineState, now: float) -> int:
-        """Notes a step that ended at `now` (seconds). Returns the steps that a report now stands for, 0 if none is due."""
+        """Notes a step that ended at `now` (seconds). Returns how many steps a report stands for, 0 if none is due."""
         self._steps += 1
         if not self._due(state, now):
             return 0
