@@ -14,7 +14,7 @@ from engine.types import Floats
 from sandbox.require import at_least, require, within
 
 SEEDS = 1 << 63  # seeds must be below this, for an engine dies of a larger one
-BUNDLE = 16  # tokens that an engine delivers together if none is wanted early
+BUNDLE = 64  # tokens that an engine delivers together if none is wanted early; a move or an abort loses fewer
 _POSITIVE, _NOT_NEGATIVE = at_least(1), at_least(0)  # made once: a Sampling is made twice for each turn
 _TEMPERATURE, _SHARE = within("[0, inf)"), within("(0, 1]")
 

@@ -59,12 +59,12 @@ class TokenStream:
             self._waiter.set_result(None)
 
 
-class TokenStreams(OutputProcessor):  # type: ignore[misc]
+class TokenStreams(OutputProcessor):
     """An output processor that knows our requests by `DELIVER_AT` in their SamplingParams.extra_args."""
 
     def __init__(self, replaced: OutputProcessor) -> None:
         """replaced: the output processor whose place this takes, before the first request."""
-        vars(self).update(vars(replaced))
+        self.__dict__.update(vars(replaced))
         self.log_stats = False  # the scheduler counts what a node reads (`engine.replica.scheduler`)
         self._running: dict[str, TokenStream] = {}  # by request_id; those that have not ended
         self._by_name: dict[str, TokenStream] = {}  # those that are not closed

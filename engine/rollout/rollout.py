@@ -47,7 +47,6 @@ from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Tr
 from sandbox.require import at_least, none_or, one_of, positive, require, require_fields, within
 
 SurplusCalls = Literal["refuse", "drop"]
-BUNDLE = 64  # tokens that come together: nobody reads them before a call closes, and a move or an abort loses fewer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,7 +382,7 @@ class _Rollout:
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
             deliver_at=closing,
-            bundle=BUNDLE,
+            version=self.fleet.version,  # which a trajectory that stays with another one does not take
         )
         stream = self.fleet.turn(
             self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.paused, turn.placed

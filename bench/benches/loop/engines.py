@@ -14,7 +14,6 @@ from bench.benches.rollout.load import Schedule
 from engine.replica.config import ReplicaConfig
 from engine.replica.port import Sampling
 from engine.replica.replica import Replica
-from engine.rollout.rollout import BUNDLE as ROLLOUT_BUNDLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +61,6 @@ async def bare_turns(replica: Replica, name: str, schedule: Schedule, end: int) 
             seed=turn.seed,
             stop_token_ids=(end,),
             deliver_at=frozenset(),
-            bundle=ROLLOUT_BUNDLE,
         )
         async for delta in replica.generate(ids, sampling, f"{name}-{number}"):
             ids += delta.token_ids

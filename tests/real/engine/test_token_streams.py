@@ -11,7 +11,6 @@ from engine.replica.output_bundler import BUNDLE_SIZE, DELIVER_AT
 OURS = {DELIVER_AT: [], BUNDLE_SIZE: 4}
 
 
-
 def request(name, extra=OURS):
     """As vLLM's EngineCoreRequest, which has a name of its own beside the caller's."""
     parameters = SimpleNamespace(extra_args=extra)
