@@ -122,6 +122,7 @@ METRICS = {
     "step_tokens": number_of("tokens a step", "of one engine, on average"),
     "lag_p99_s": milliseconds("lag, p99", "by which the event loop is late", form=".1f"),
     "lag_cpu_p99_s": milliseconds("lag in CPU, p99", "the same in CPU time", form=".1f", kind=Kind.CPU),
+    "tokens": number_of("tokens", "of a run"),
     "turns": number_of("turns", "of a run"),
 }
 
@@ -145,6 +146,7 @@ class Measured:
             "step_tokens": self.tokens / self.steps,
             "lag_p99_s": float(np.percentile(self.lags.wall_s, 99)),
             "lag_cpu_p99_s": float(np.percentile(self.lags.cpu_s, 99)),
+            "tokens": self.tokens,
             "turns": self.turns,
         }
 
