@@ -8,6 +8,7 @@ import pytest
 from engine.replica.config import prepare_environment
 from engine.replica.output_bundler import BUNDLE_SIZE, DELIVER_AT
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the import of vLLM
 OURS = {DELIVER_AT: [], BUNDLE_SIZE: 4}
 
 
