@@ -130,6 +130,7 @@ class Replica:
 
         import engine.replica.weight_transfer
         from engine.replica.kv_stats import kv_stats_logger
+        from engine.replica.output_reader import read_directly
         from engine.replica.token_streams import TokenStreams
 
         if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
@@ -161,6 +162,7 @@ class Replica:
             self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[tap])
             self._engine.log_stats = False  # the tap needs none of the front end's own statistics
             self._engine.output_processor = TokenStreams(self._engine.output_processor)
+            read_directly(self._engine.engine_core)
         if self.died.is_set():  # given up meanwhile, but a thread cannot be cancelled
             self._engine.shutdown(0.1)
 

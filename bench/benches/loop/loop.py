@@ -72,7 +72,7 @@ GROUPS = 8  # of a recorded step
 SPARSE = 8  # so many times fewer trajectories at a time
 VLLM_EVERY = 8  # AsyncLLM gets one trajectory of so many, since each of its tokens costs a lot
 SEED = 0
-LAG_EVERY_S = 0.01
+LAG_EVERY_S = 0.02
 CODE = "print(1)"
 
 
@@ -228,7 +228,7 @@ class Loop:
                 "vllm": self._vllm,
             }
             if options.profile:
-                with cProfile.Profile() as profile:
+                with cProfile.Profile(time.thread_time) as profile:
                     await modes["rollouts"]()
                 profile.dump_stats(options.profile)
             await self._interleave(modes)
