@@ -221,7 +221,7 @@ class Fleet:
                     version = self._version_of(key)
                 tokens = [*token_ids[:size], *produced[:begin]] if produced else token_ids
                 request_id = self._begin(key, turn, replica)
-                deltas = replica.generate(tokens, replace(_rest(sampling, begin), version=version), request_id)
+                deltas = replica.generate(tokens, _rest(sampling, begin, version), request_id)
                 if begin < len(produced):
                     deltas = self._undelivered(deltas, produced[begin:], key, version)
                 try:
@@ -472,13 +472,16 @@ class Fleet:
             self._wake(turn)
 
 
-def _rest(sampling: Sampling, produced: int) -> Sampling:
-    """Returns how the rest of a turn is sampled after `produced` tokens, which its grammar has taken already."""
+def _rest(sampling: Sampling, produced: int, version: int) -> Sampling:
+    """Returns how the rest of a turn is sampled after `produced` tokens, which its grammar has taken already, and under
+    which version of the weights.
+    """
     if not produced:
-        return sampling
+        return sampling if sampling.version == version else replace(sampling, version=version)
     seed = None if sampling.seed is None else (sampling.seed + produced) % SEEDS
     return replace(
         sampling,
+        version=version,
         max_tokens=sampling.max_tokens - produced,
         seed=seed,
         grammar_tokens=0 if sampling.grammar is None else sampling.grammar_tokens + produced,

@@ -46,8 +46,8 @@ def kv_stats_logger(stepped: Callable[[KvSample], None]) -> Any:
 
 
 def _prefilled(stats: Any) -> int:
-    """Returns the tokens that requests admitted since the last report find neither in the prefix cache nor among offloaded
-    blocks.
+    """Returns the tokens that requests admitted since the last report find neither in the prefix cache nor among
+    offloaded blocks.
 
     stats: vllm.v1.metrics.stats.SchedulerStats.
     """

@@ -14,7 +14,7 @@ from engine.types import Floats
 from sandbox.require import at_least, require, within
 
 SEEDS = 1 << 63  # seeds must be below this, for an engine dies of a larger one
-BUNDLE = 16  # tokens that an engine delivers together if none is wanted early
+BUNDLE = 64  # tokens that an engine delivers together if none is wanted early; a move or an abort loses fewer
 _POSITIVE, _NOT_NEGATIVE = at_least(1), at_least(0)  # made once: a Sampling is made twice for each turn
 _TEMPERATURE, _SHARE = within("[0, inf)"), within("(0, 1]")
 
@@ -85,9 +85,9 @@ class Delta:
 class KvSample:
     """State of an engine at the end of a step: free blocks (evictable ones included), running and waiting requests.
 
-    preempted: requests that lost their blocks in the step. prefilled: prompt tokens that it computed, those of
-    preempted requests and lost prefixes included. steps: how many steps the sample stands for: 1 on a live engine, more
-    in a simulator, which skips steps between which nothing begins or ends; preempted and prefilled are sums over them.
+    preempted: requests that lost their blocks. prefilled: prompt tokens that were computed, those of preempted requests
+    and lost prefixes included. steps: how many steps the sample stands for, since an engine does not report each of its
+    steps (`engine.replica.step_reports`), nor does a simulator; preempted and prefilled are sums over them.
     """
 
     free_blocks: int

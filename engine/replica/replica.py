@@ -2,7 +2,7 @@
 
 Invariants
 - A replica's methods raise `ReplicaDied` for any failure of the engine; the caller may continue elsewhere from the ids.
-- One KV sample per engine step reaches `on_step`, before the step's tokens reach their consumers.
+- Each engine step is in one of the KV samples that reach `on_step` (`engine.replica.step_reports`).
 - After `shutdown` no process of the engine is left.
 """
 
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import functools
 import gc
 import math
 import os
 import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +31,7 @@ from engine.process.forks import Forks, forks_die_with_us
 from engine.process.last_words import LastWords
 from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig, check_sleep, prepare_environment
+from engine.replica.output_bundler import BUNDLE_SIZE, DELIVER_AT, LOGPROBS
 from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.types import Floats
 
@@ -128,10 +131,9 @@ class Replica:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         import engine.replica.weight_transfer
-        from engine.replica import sampled_logprobs
         from engine.replica.kv_stats import kv_stats_logger
-
-        sampled_logprobs.install()
+        from engine.replica.output_reader import read_directly
+        from engine.replica.token_streams import TokenStreams
 
         if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
             raise ValueError(
@@ -160,6 +162,9 @@ class Replica:
                 raise RuntimeError("given up")
             tap = kv_stats_logger(self._stepped)
             self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[tap])
+            self._engine.log_stats = False  # the tap needs none of the front end's own statistics
+            self._engine.output_processor = TokenStreams(self._engine.output_processor)
+            read_directly(self._engine.engine_core)
         if self.died.is_set():  # given up meanwhile, but a thread cannot be cancelled
             self._engine.shutdown(0.1)
 
@@ -182,57 +187,44 @@ class Replica:
         """See `engine.replica.port.Generator`. Raises ValueError for a prompt that is too long or has an unknown id."""
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         from engine.replica.grammars import REFUSED
 
-        ours: dict[str, Any] = {}
-        if sampling.deliver_at is not None:
-            ours |= {"deliver_at": list(sampling.deliver_at), "bundle": sampling.bundle}
-        if sampling.grammar is not None:
-            ours |= {"grammar": sampling.grammar, "grammar_tokens": sampling.grammar_tokens}
-        parameters = SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            stop_token_ids=list(sampling.stop_token_ids),
-            logprobs=0 if sampling.grammar is None else 1,  # the other one is the mass of the grammar
-            ignore_eos=sampling.ignore_eos,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            skip_clone=True,  # nobody else uses these parameters
-            extra_args=ours or None,
-        )
+        parameters = _parameters(sampling)
         self._enter()
         ends = self._ends.setdefault(request_id, [])
         total = 0
         version, adapter = self._adapter(sampling.version)
         self._using[version] += 1
         try:
-            vocabulary = self._engine.vllm_config.model_config.get_vocab_size()
+            engine, streams = self._engine, self._engine.output_processor
+            vocabulary = engine.vllm_config.model_config.get_vocab_size()
             largest = max(token_ids, default=0)
             if largest >= vocabulary:  # vLLM does not check, and dies of such an id
                 raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {vocabulary}")
-            # Close the stream here, not when it is collected: an abort that late could meet a weight update.
-            async with aclosing(
-                self._engine.generate(tokens_input(list(token_ids)), parameters, request_id, lora_request=adapter)
-            ) as outputs:
-                async for output in outputs:
-                    part = output.outputs[0]
-                    if sampling.grammar is not None and part.finish_reason == "error":
-                        reason = str(part.stop_reason or "")
+            try:
+                await engine.add_request(request_id, tokens_input(list(token_ids)), parameters, lora_request=adapter)
+                stream = streams.stream(request_id)
+                finish, cached = None, 0
+                while finish is None:
+                    output = await stream.next()
+                    finish = None if output.finish_reason is None else str(output.finish_reason)
+                    if sampling.grammar is not None and finish == "error":
+                        reason = str(output.stop_reason or "")
                         if reason.startswith(REFUSED):
                             raise GrammarRefused(reason.removeprefix(REFUSED))
                         raise GrammarRefused("it allows no token after what was sampled")
-                    total += len(part.token_ids)
-                    logprobs, forced = part.logprobs or [], list[bool]()
-                    if sampling.grammar is not None:
-                        logprobs, forced = self._judged(logprobs)
+                    if output.prefill_stats is not None:
+                        cached = output.prefill_stats.num_cached_tokens
+                    total += len(output.new_token_ids)
+                    logprobs, forced = self._logprobs_of(output)
                     now = self.version if adapter is None else version
-                    spans = _spans([*ends, (now, total)], total) if part.finish_reason else ()
-                    cached = output.num_cached_tokens or 0
-                    yield Delta(part.token_ids, logprobs, part.finish_reason, cached, now, spans, forced)
+                    spans = _spans([*ends, (now, total)], total) if finish else ()
+                    yield Delta(output.new_token_ids, logprobs, finish, cached, now, spans, forced)
+            finally:
+                # Aborted here, not when the stream is collected: an abort that late could meet a weight update.
+                if (running := streams.close(request_id)) is not None:
+                    await engine.abort(running, internal=True)
         except GrammarRefused:
             raise
         except VLLMValidationError as error:
@@ -246,14 +238,15 @@ class Replica:
             self._using[version] -= 1
             del self._ends[request_id]
 
-    def _judged(self, pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[bool]]:
-        """Returns the model's own log-probabilities of tokens under a grammar, and which of the tokens are forced.
-
-        pairs: the log-probabilities under the grammar, and its log-masses.
-        """
+    def _logprobs_of(self, output: Any) -> tuple[list[float], list[bool]]:
+        """Returns the model's own log-probabilities of an output's tokens, and under a grammar which are forced."""
+        columns = (output.kv_transfer_params or {}).get(LOGPROBS, ([],))  # an error's output has none
+        if len(columns) == 1:
+            return columns[0], []
         from engine.replica.grammar_mass import UNKNOWN, judged
 
-        found = [judged(logprob, mass if self._measures_grammars else UNKNOWN) for logprob, mass in pairs]
+        masses = columns[1] if self._measures_grammars else [UNKNOWN] * len(columns[1])
+        found = [judged(logprob, mass) for logprob, mass in zip(columns[0], masses, strict=True)]
         return [logprob for logprob, _ in found], [forced for _, forced in found]
 
     async def abort(self, request_id: str) -> None:
@@ -356,9 +349,8 @@ class Replica:
         """Notes that what the engine has sampled so far is of the current version. vLLM before 0.32 does not tell."""
         while self._ends and not self._engine.engine_core.outputs_queue._getters:  # noqa: ASYNC110
             await asyncio.sleep(0)  # its last step is still being read
-        states = self._engine.output_processor.request_states.values()
-        sampled = {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
-        for request_id, ends in self._ends.items():  # a request that vLLM has forgotten has ended
+        sampled = self._engine.output_processor.sampled()
+        for request_id, ends in self._ends.items():  # a request that is not there any more has ended
             ends.append((self.version, sampled.get(request_id, math.inf)))
 
     async def _pause(self, *, clear_cache: bool) -> None:
@@ -454,6 +446,54 @@ class Replica:
 
 
 def _do_nothing() -> None: ...
+
+
+def _parameters(sampling: Sampling) -> Any:
+    """Returns vLLM's SamplingParams for a request. What is the same for all turns of a run is made and checked once.
+
+    Copies share vLLM's set of all stop tokens, to which it adds the model's; only `min_tokens` reads it.
+    """
+    parameters = copy.copy(
+        _common_parameters(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            stop_token_ids=sampling.stop_token_ids,
+            ignore_eos=sampling.ignore_eos,
+            deliver_at=sampling.deliver_at or frozenset(),
+            bundle=1 if sampling.deliver_at is None else sampling.bundle,
+        )
+    )
+    parameters.max_tokens, parameters.seed = sampling.max_tokens, sampling.seed
+    if sampling.grammar is not None:
+        parameters.logprobs = 1  # the one beside that of the token is the mass of the grammar
+        grammar = {"grammar": sampling.grammar, "grammar_tokens": sampling.grammar_tokens}
+        parameters.extra_args = parameters.extra_args | grammar
+    return parameters
+
+
+@functools.lru_cache(64)
+def _common_parameters(
+    *,
+    temperature: float,
+    top_p: float,
+    stop_token_ids: tuple[int, ...],
+    ignore_eos: bool,
+    deliver_at: frozenset[int],
+    bundle: int,
+) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        stop_token_ids=list(stop_token_ids),
+        logprobs=0,
+        ignore_eos=ignore_eos,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,  # nobody else uses these parameters
+        extra_args={DELIVER_AT: list(deliver_at), BUNDLE_SIZE: bundle},
+    )
 
 
 def _signal_cause(code: int | None) -> str:

@@ -25,12 +25,12 @@ from vllm.v1.request import RequestStatus
 from engine.process.forks import leave_terminal
 from engine.process.shared_memory import unlink_mapped
 from engine.replica.grammars import Grammars, reason_of
-from engine.replica.output_bundler import OutputBundler
+from engine.replica.output_bundler import BUNDLE_SIZE, DELIVER_AT, OutputBundler
 from engine.replica.step_reports import PREEMPTED, EngineState, StepReports
 
 
 class BundlingScheduler(Scheduler):
-    """A request is bundled if its SamplingParams.extra_args have `deliver_at` and `bundle`. It obeys the `grammar`."""
+    """A request is bundled if its SamplingParams.extra_args have DELIVER_AT and BUNDLE_SIZE. It obeys the `grammar`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,8 +50,9 @@ class BundlingScheduler(Scheduler):
         if "grammar" in extra:
             self._grammars.add(request, extra["grammar"], extra["grammar_tokens"])
         super().add_request(request)
-        if "deliver_at" in extra:
-            self._bundler.add(request.request_id, extra["deliver_at"], extra["bundle"])
+        if DELIVER_AT in extra:
+            masses = "grammar" in extra
+            self._bundler.add(request.request_id, extra[DELIVER_AT], extra[BUNDLE_SIZE], masses=masses)
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> list[Any]:
         finished = super().finish_requests(request_ids, finished_status)
@@ -77,6 +78,8 @@ class BundlingScheduler(Scheduler):
             for output in step.outputs if self._refusals else ():
                 output.stop_reason = self._refusals.get(output.request_id, output.stop_reason)
             step.outputs = self._bundler.push(step.outputs)
+            for output in step.outputs:
+                output.events = None  # nobody reads them: `_report` counts
         self._refusals.clear()
         if self._pausing or self.pause_state is not PauseState.UNPAUSED:  # steps under way may end after the pause
             by_client.setdefault(0, EngineCoreOutputs()).outputs += self._bundler.flush()

@@ -382,6 +382,7 @@ class _Rollout:
             seed=derive_seed(self.owner.seed, self.prompt.id, self.sample, len(self.turns)),
             stop_token_ids=(self.chat.end_of_turn,),
             deliver_at=closing,
+            version=self.fleet.version,  # which a trajectory that stays with another one does not take
         )
         stream = self.fleet.turn(
             self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.paused, turn.placed

@@ -6,11 +6,12 @@ import asyncio
 import json
 
 from engine.replica.config import ReplicaConfig, prepare_environment
-from engine.replica.port import BUNDLE, Sampling
+from engine.replica.port import Sampling
 from engine.rollout.chat_template import ChatTemplate
 from recipes.conversation import a_replica
 from tests.support.paths import TINY
 
+BUNDLE = 16
 TOKENS = 4 * BUNDLE
 WAYS = {"single": (None, BUNDLE), "bundles": (frozenset(), BUNDLE), "whole": (frozenset(), 1000)}
 

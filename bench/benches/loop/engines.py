@@ -1,4 +1,4 @@
-"""vLLM engines whose workers compute nothing, and the floor under a loop: such engines driven by AsyncLLM alone."""
+"""vLLM engines whose workers compute nothing, and turns on them without a loop above."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from bench.benches.loop.script import Script
 from bench.benches.rollout.load import Schedule
 from engine.replica.config import ReplicaConfig
+from engine.replica.port import Sampling
 from engine.replica.replica import Replica
 
 
@@ -50,8 +51,26 @@ def asynchronous_scheduling(on: bool) -> Iterator[None]:
         CpuPlatform.check_and_update_config = check
 
 
-async def alone(replica: Replica, name: str, schedule: Schedule, end: int, bundle: int) -> int:
-    """Generates the turns of a schedule by the replica's AsyncLLM. Returns the number of tokens."""
+async def bare_turns(replica: Replica, name: str, schedule: Schedule, end: int) -> int:
+    """Generates the turns of a schedule by `Replica.generate`. Returns the number of tokens."""
+    ids, tokens = list(schedule.prompt_ids), 0
+    for number, turn in enumerate(schedule.turns):
+        sampling = Sampling(
+            max_tokens=2 * turn.tokens,
+            temperature=1.0,
+            seed=turn.seed,
+            stop_token_ids=(end,),
+            deliver_at=frozenset(),
+        )
+        async for delta in replica.generate(ids, sampling, f"{name}-{number}"):
+            ids += delta.token_ids
+            tokens += len(delta.token_ids)
+        ids += turn.given
+    return tokens
+
+
+async def vllm_turns(replica: Replica, name: str, schedule: Schedule, end: int) -> int:
+    """Generates the turns of a schedule by the replica's AsyncLLM, as vLLM does it. Returns the number of tokens."""
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -66,11 +85,9 @@ async def alone(replica: Replica, name: str, schedule: Schedule, end: int, bundl
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             skip_clone=True,
-            extra_args={"deliver_at": [], "bundle": bundle},
         )
         async for output in replica._engine.generate(tokens_input([*ids]), parameters, f"{name}-{number}"):
             ids += output.outputs[0].token_ids
             tokens += len(output.outputs[0].token_ids)
         ids += turn.given
     return tokens
-

@@ -2,14 +2,15 @@
 
     rocstar bench loop [rounds=3] [replicas=8] [concurrent=2048] [tokens=300] [turns=2] [step_s=0.025] [profile=FILE]
 
-Real vLLM engines (EngineCore, scheduler, KV cache, ZeroMQ) have a worker that answers at the pace of step_s and computes
-nothing, asynchronously as on GPUs. Over them run our Replica, Fleet, KvAware and Rollouts, with tool calls, grading,
-selection and recording. What the engines themselves take is not counted: only the CPU of the node's own process is.
+Real vLLM engines (EngineCore, scheduler, KV cache, ZeroMQ) have a worker that answers at the pace of step_s and
+computes nothing, asynchronously as on GPUs. Over them run our Replica, Fleet, KvAware and Rollouts, with tool calls,
+grading, selection and recording. Only the CPU of the node's own process is counted, not what the engines take.
 
 Modes, in interleaved rounds:
     rollouts   `concurrent` trajectories at a time
     sparse     an eighth of them, so that an engine step gives few tokens
-    alone      vLLM's AsyncLLM alone, with the same turns on the same engines and as many at a time: the floor
+    bare       the same turns by Replica.generate alone, as many at a time: the floor
+    vllm       some of these turns by vLLM's AsyncLLM as it is, which takes a message and an output for each token
 
 Two shapes of the same turns tell what a token costs (turns included) and what an engine step costs beside its tokens:
 they are the solution of cpu = tokens x token_s + steps x step_s for `rollouts` and `sparse`.
@@ -27,7 +28,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,12 +38,13 @@ import uvloop
 from algo.group.batch import make_batch, select_and_score
 from algo.group.roc import RoC
 from algo.reward.math_reward import MathReward
-from bench.benches.loop.engines import StubConfig, alone, asynchronous_scheduling
+from bench.benches.loop.engines import StubConfig, asynchronous_scheduling, bare_turns, vllm_turns
 from bench.benches.loop.script import Script
 from bench.benches.rollout.load import Repeater, Schedule
 from bench.benches.rollout.scale import Lags
 from bench.measuring.bench import Bench, BenchFailed, Keep
-from bench.measuring.metric import Kind, count, microseconds, milliseconds, rate, ratio
+from bench.measuring.metric import Kind, microseconds, milliseconds, rate, ratio
+from bench.measuring.metric import count as number_of
 from bench.measuring.terminal import say
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
@@ -51,7 +53,7 @@ from engine.ports import ToolRunner
 from engine.recording.policy import RecordConfig
 from engine.recording.recording import Recording
 from engine.replica.config import prepare_environment
-from engine.replica.port import BUNDLE, KvSample
+from engine.replica.port import KvSample
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig, Rollouts
@@ -68,8 +70,9 @@ from sandbox.wire import ToolResult
 SAMPLES = 16  # per prompt, as in the quick start
 GROUPS = 8  # of a recorded step
 SPARSE = 8  # so many times fewer trajectories at a time
+VLLM_EVERY = 8  # AsyncLLM gets one trajectory of so many, since each of its tokens costs a lot
 SEED = 0
-LAG_EVERY_S = 0.01
+LAG_EVERY_S = 0.02
 CODE = "print(1)"
 
 
@@ -111,14 +114,16 @@ METRICS = {
     "cpu_token_s": microseconds("CPU per token", "of the node's own process, everything included", form=".2f"),
     "token_s": microseconds("a token", "what it costs the node, turns included and engine steps not", form=".2f"),
     "step_s": milliseconds("an engine step", "what it costs the node beside its tokens", form=".3f", kind=Kind.CPU),
-    "turn_s": microseconds("a turn beyond the floor", "CPU of the node, over what AsyncLLM alone takes", form=",.0f"),
-    "of_alone": ratio("of alone", "CPU of the node over that of AsyncLLM alone in the same round"),
+    "turn_s": microseconds("a turn beyond bare", "CPU of the node, over what bare engines take", form=",.0f"),
+    "over_bare": ratio("over bare", "CPU of the node over that of bare engines in the same round"),
+    "of_vllm": ratio("of vLLM's", "CPU of the node per token over that of AsyncLLM in the same round", form=".3f"),
     "full_tokens_per_s": rate("tokens/s of a full loop", "with which this shape takes one core"),
     "tokens_per_s": rate("tokens/s", "sampled"),
-    "step_tokens": count("tokens a step", "of one engine, on average"),
+    "step_tokens": number_of("tokens a step", "of one engine, on average"),
     "lag_p99_s": milliseconds("lag, p99", "by which the event loop is late", form=".1f"),
     "lag_cpu_p99_s": milliseconds("lag in CPU, p99", "the same in CPU time", form=".1f", kind=Kind.CPU),
-    "turns": count("turns", "of a run"),
+    "tokens": number_of("tokens", "of a run"),
+    "turns": number_of("turns", "of a run"),
 }
 
 
@@ -141,6 +146,7 @@ class Measured:
             "step_tokens": self.tokens / self.steps,
             "lag_p99_s": float(np.percentile(self.lags.wall_s, 99)),
             "lag_cpu_p99_s": float(np.percentile(self.lags.cpu_s, 99)),
+            "tokens": self.tokens,
             "turns": self.turns,
         }
 
@@ -205,7 +211,9 @@ class Loop:
             runner: ToolRunner = Repeater({(CODE, ""): ToolResult(outcome="ok", stdout="1")}, options.tool_s)
             if options.tools == "jailed":
                 limits = Limits(wall_s=2.0, cpu_s=2.0, memory_bytes=512 << 20)
-                runner = await stack.enter_async_context(Sandbox(SandboxConfig(slots=8, limits=limits, tiers=TIERS[:1])))
+                runner = await stack.enter_async_context(
+                    Sandbox(SandboxConfig(slots=8, limits=limits, tiers=TIERS[:1]))
+                )
             budget = RolloutConfig(max_tokens=self.max_tokens, max_turns=options.turns, deadline_s=3600)
             self.rollouts = Rollouts(budget, self.chat, fleet, [PythonTool(runner)], self.timeline, SEED)
             gc.collect()
@@ -216,10 +224,11 @@ class Loop:
             modes: dict[str, Callable[[], Awaitable[Measured]]] = {
                 "rollouts": partial(self._rolled, options.concurrent),
                 "sparse": partial(self._rolled, options.concurrent // SPARSE),
-                "alone": self._alone,
+                "bare": self._bare,
+                "vllm": self._vllm,
             }
             if options.profile:
-                with cProfile.Profile() as profile:
+                with cProfile.Profile(time.thread_time) as profile:
                     await modes["rollouts"]()
                 profile.dump_stats(options.profile)
             await self._interleave(modes)
@@ -275,21 +284,26 @@ class Loop:
         self.recording.begin(step, selected, make_batch(step, selected))
         self.recording.trained({})
 
-    async def _alone(self) -> Measured:
-        jobs = iter(enumerate(self.schedules))
-        homes = iter(range(self.options.concurrent))
-        tokens = 0
+    async def _bare(self) -> Measured:
+        return await self._repeated(partial(bare_turns, end=self.script.end), self.schedules)
+
+    async def _vllm(self) -> Measured:
+        return await self._repeated(partial(vllm_turns, end=self.script.end), self.schedules[::VLLM_EVERY])
+
+    async def _repeated(self, turns: Callable[..., Awaitable[int]], schedules: Sequence[Schedule]) -> Measured:
+        """Generates schedules, each on the replica of its worker."""
+        jobs, homes, tokens = iter(enumerate(schedules)), count(), 0
 
         async def work() -> None:
             nonlocal tokens
             replica = self.replicas[next(homes) % len(self.replicas)]
             for number, schedule in jobs:
-                generated = await alone(replica, f"alone-{number}", schedule, self.script.end, BUNDLE)
+                generated = await turns(replica, f"repeated-{number}", schedule)
                 tokens += generated
 
         measured = await self._measure(work, self.options.concurrent)
         measured.tokens = tokens
-        measured.turns = sum(len(schedule.turns) for schedule in self.schedules)
+        measured.turns = sum(len(schedule.turns) for schedule in schedules)
         return measured
 
     async def _measure(self, work: Callable[[], Awaitable[None]], concurrent: int) -> Measured:
@@ -348,7 +362,7 @@ async def _together(work: Callable[[], Awaitable[None]], count: int) -> None:
 
 def figures(measured: Mapping[str, Measured]) -> dict[str, dict[str, float]]:
     """Returns the figures of a round, by mode."""
-    rolled, floor = measured["rollouts"], measured["alone"]
+    rolled, floor, vllm = measured["rollouts"], measured["bare"], measured["vllm"]
     token_s, step_s = costs(rolled, measured["sparse"])
     shown = {name: one.figures() for name, one in measured.items()}
     floor_s = floor.cpu_s * rolled.tokens / floor.tokens
@@ -356,7 +370,8 @@ def figures(measured: Mapping[str, Measured]) -> dict[str, dict[str, float]]:
         "token_s": token_s,
         "step_s": step_s,
         "turn_s": (rolled.cpu_s - floor_s) / rolled.turns,
-        "of_alone": rolled.cpu_s / floor_s,
+        "over_bare": rolled.cpu_s / floor_s,
+        "of_vllm": rolled.cpu_s / rolled.tokens / (vllm.cpu_s / vllm.tokens),
     }
     return shown
 
@@ -366,5 +381,5 @@ BENCH = Bench(
     metrics=METRICS,
     measure=measure,
     headline=("cpu_token_s", "token_s", "step_s", "lag_p99_s"),
-    quick={"rounds": "2", "replicas": "2", "concurrent": "256", "tokens": "200", "step_s": "0.02"},
+    quick={"rounds": "2", "replicas": "2", "concurrent": "256", "tokens": "100", "step_s": "0.01"},
 )

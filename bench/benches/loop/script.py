@@ -1,4 +1,4 @@
-"""What the engines of `bench loop` sample. Imports nothing heavy: the node writes the script, a stub worker reads it."""
+"""What the engines of `bench loop` sample. It imports nothing heavy: the node writes it, a stub worker reads it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _Request:
         return [token]
 
 
-class StubWorker(CPUWorker):  # type: ignore[misc]
+class StubWorker(CPUWorker):
     """Takes the script from the engine's `additional_config`."""
 
     def initialize_from_config(self, *_: Any, **__: Any) -> None:

@@ -25,7 +25,7 @@ from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
 from engine.replica.config import ENVIRONMENT
-from engine.replica.port import BUNDLE, Delta, KvSample, ReplicaPort, Sampling
+from engine.replica.port import Delta, KvSample, ReplicaPort, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
@@ -49,6 +49,7 @@ class _Request:
     tokens: Iterator[tuple[int, bool]]
     length: int
     deliver_at: frozenset[int]
+    bundle: int
     begun: bool = False
     held: list[tuple[int, bool]] = field(default_factory=list)
     ready: list[tuple[int, bool]] = field(default_factory=list)
@@ -61,7 +62,7 @@ class _Request:
             return False
         self.length += 1
         self.held.append((token, last))
-        if self.begun and len(self.held) < BUNDLE and not last and token not in self.deliver_at:
+        if self.begun and len(self.held) < self.bundle and not last and token not in self.deliver_at:
             return False
         self.begun = True
         self.ready += self.held
@@ -105,7 +106,7 @@ class SteppingReplica:
     ) -> AsyncGenerator[Delta, None]:
         assert sampling.seed is not None
         assert sampling.deliver_at is not None
-        request = _Request(self._turn(token_ids, sampling.seed), len(token_ids), sampling.deliver_at)
+        request = _Request(self._turn(token_ids, sampling.seed), len(token_ids), sampling.deliver_at, sampling.bundle)
         self._requests.add(request)
         self.in_flight += 1
         try:

@@ -60,8 +60,7 @@ async def test_a_version_ends_when_what_its_last_step_sampled_was_read():
                 tokens.append(token)
 
     replica = Replica(ReplicaConfig(checkpoint=TINY), 0, None, lambda *_: None)
-    state = SimpleNamespace(external_req_id="one", detokenizer=SimpleNamespace(num_output_tokens=lambda: len(tokens)))
-    processor = SimpleNamespace(request_states={"one-0": state})
+    processor = SimpleNamespace(sampled=lambda: {"one": len(tokens)})
     replica._engine = SimpleNamespace(engine_core=SimpleNamespace(outputs_queue=queue), output_processor=processor)
     replica._ends = {"one": [], "ended": []}
     reader = asyncio.create_task(read())

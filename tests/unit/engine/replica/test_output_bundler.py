@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.replica.output_bundler import OutputBundler
+from engine.replica.output_bundler import LOGPROBS, OutputBundler
 from engine.replica.port import BUNDLE
 
 Logprobs = namedtuple("Logprobs", "ids logprobs ranks cumulated")  # as vLLM's LogprobsLists
@@ -24,6 +24,7 @@ def output(request, tokens, finish=None, events=None, prefill=None):
         finish_reason=finish,
         events=events,
         prefill_stats=prefill,
+        kv_transfer_params=None,
     )
 
 
@@ -41,12 +42,12 @@ def test_the_first_token_leaves_at_once_then_bundles_and_the_rest_with_the_end()
     assert sizes(bundler, [output("a", [1])]) == [1], "it has ended, and is forgotten"
 
 
-def test_a_request_may_ask_for_larger_bundles():
+def test_a_request_may_ask_for_other_bundles():
     bundler = OutputBundler()
     bundler.add("a", [], 40)
-    bundler.add("b", [], BUNDLE)
+    bundler.add("b", [], 16)
     left = [sizes(bundler, [output("a", [n]), output("b", [n])]) for n in range(40)]
-    assert [size for step in left for size in step] == [BUNDLE, BUNDLE, 40]
+    assert [size for step in left for size in step] == [16, 16, 40]
 
 
 def test_a_token_that_its_reader_waits_for_takes_along_what_waits():
@@ -76,19 +77,25 @@ def test_an_end_without_a_token_brings_those_that_waited():
     bundler.add("a", [], BUNDLE)
     bundler.push([output("a", [4])])
     (last,) = bundler.push([output("a", [], finish="error")])
-    assert (last.new_token_ids, last.new_logprobs.logprobs.tolist()) == ([4], [[-4.0]])
+    assert (last.new_token_ids, last.new_logprobs, last.kv_transfer_params) == ([4], None, {LOGPROBS: ([-4.0],)})
 
 
-def test_a_step_in_which_another_request_has_a_grammar_has_a_column_more():
+def with_masses(made, masses):
+    """A step in which a request has a grammar has a column more, for all of its requests."""
+    wide = np.hstack([made.new_logprobs.logprobs, np.array(masses)[:, None]])
+    made.new_logprobs = made.new_logprobs._replace(logprobs=wide)
+    return made
+
+
+def test_only_a_request_with_a_grammar_gets_log_masses():
     bundler = OutputBundler()
-    bundler.add("a", [], BUNDLE)
-    bundler.push([output("a", [4])])
-    other = output("a", [5], finish="stop")
-    wide = np.hstack([other.new_logprobs.logprobs, [[-0.5]]])
-    other.new_logprobs = other.new_logprobs._replace(ids=np.array([[5, 0]]), logprobs=wide)
-    (last,) = bundler.push([other])
-    assert (last.new_token_ids, last.new_logprobs.logprobs.tolist()) == ([4, 5], [[-4.0], [-5.0]])
-    assert last.new_logprobs.ids.tolist() == [[4], [5]]
+    bundler.add("free", [], BUNDLE)
+    bundler.add("ruled", [], BUNDLE, masses=True)
+    bundler.push([output("free", [4]), with_masses(output("ruled", [6]), [-0.25])])
+    ended = [with_masses(output(name, [5], finish="stop"), [-0.5]) for name in ("free", "ruled")]
+    free, ruled = bundler.push(ended)
+    assert free.kv_transfer_params == {LOGPROBS: ([-4.0, -5.0],)}
+    assert ruled.kv_transfer_params == {LOGPROBS: ([-6.0, -5.0], [-0.25, -0.5])}
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.booleans()))
@@ -103,13 +110,12 @@ def test_whatever_comes_leaves_once_and_in_order(steps, deliver_at):
         sampled[name], left[name], waiting[name] = [], [], 0
     for name, tokens, pause in [*steps, ("a", [0], True)]:
         sampled[name] += tokens
-        waiting[name] += 1
+        waiting[name] += len(tokens)
         for found in bundler.push([output(name, tokens)]) + (bundler.flush() if pause else []):
             left[found.request_id] += found.new_token_ids
             waiting[found.request_id] = 0
             expected = [-token for token in found.new_token_ids]
-            assert found.new_logprobs.logprobs[:, 0].tolist() == expected
-            assert (found.new_logprobs.ranks == np.array(found.new_token_ids) + 1).all()
+            assert found.kv_transfer_params == {LOGPROBS: (expected,)}
         assert max(waiting.values()) < BUNDLE
         assert all(whole[: len(left[name])] == left[name] for name, whole in sampled.items())
         assert deliver_at.isdisjoint(tokens) or left[name] == sampled[name]
