@@ -95,3 +95,9 @@ def test_quantised_replicas_need_a_loss_that_corrects_and_a_tolerance() -> None:
     with pytest.raises(ValueError, match="needs canary_tolerance, got 'auto'"):
         replace(config, **given)
     assert replace(config, **given, canary_tolerance=1.0).replicas_config.quantization == "fp8_per_block"
+
+
+def test_sandbox_hosts_may_do_all_of_the_work():
+    config = parse(Config, ["sandbox_listen=tcp://127.0.0.1:5555", "slots=0"]).training().sandbox
+    assert (config.listen, config.slots, config.keys) == ("tcp://127.0.0.1:5555", 0, None)
+    assert Config().training().sandbox.listen is None
