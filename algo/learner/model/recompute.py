@@ -43,7 +43,7 @@ def checkpoint_layers(model: PreTrainedModel, config: LearnerConfig) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if config.activation_checkpointing != "full":
-        wide = model.config.intermediate_size
+        wide = getattr(model.config, "intermediate_size", 0)
         keeps = partial(_policy, wide, config.activation_checkpointing == "selective", config.lora_rank)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keeps)
     model.gradient_checkpointing_enable(options)

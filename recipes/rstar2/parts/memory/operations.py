@@ -39,7 +39,8 @@ def operations(plan: Plan, *, tokens: int, targets: int) -> Operations:
 
     A weight costs 2 operations a token forward, 2 for the gradient of the input and 2 for its own. What is computed
     again costs the forward pass once more: of the layers, as the kind of checkpointing says, and always of the logits.
-    FlashAttention computes its scores again in any case: 5 products backward, of which 4 are needed. A reference costs a forward pass.
+    FlashAttention computes its scores again in any case: 5 products backward, of which 4 are needed. A reference costs
+    a forward pass.
     """
     model, kind = plan.model, plan.learner.activation_checkpointing
     wide = model.hidden * model.intermediate  # each of the MLP's three matrices

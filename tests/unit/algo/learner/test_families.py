@@ -110,7 +110,7 @@ def logprobs_of_one_packed_row(trainer: Trainer) -> Tensor:
     return logprobs
 
 
-@pytest.mark.parametrize("fields", [{}, {"activation_checkpointing": "full"}, {"attention": "sdpa"}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"activation_checkpointing": "selective"}, {"attention": "sdpa"}], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_row_has_the_log_probabilities_and_gradients_of_plain_rows(
     tmp_path: Path, family: str, fields: dict[str, Any]
