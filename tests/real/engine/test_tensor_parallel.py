@@ -33,7 +33,9 @@ def test_two_processes_are_one_replica(transfer):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)], ids=["ctrl-c", "kill -9"]
+)
 def test_adapters_go_to_both_processes_and_an_end_leaves_nothing(
     started: list[Run], tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:
