@@ -39,9 +39,9 @@ async def _read(resources: Any, queue: asyncio.Queue[Any], calls: dict[int, Any]
     failed: asyncio.Future[None] = loop.create_future()
 
     def read_all() -> None:
-        """Reads until nothing is there: the descriptor tells of new messages only after that."""
-        while not failed.done():
-            try:
+        """Reads until nothing is there; only then does the descriptor tell of new messages."""
+        try:
+            while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # asking is cheaper than an exception at the end
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 resources.validate_alive(frames)
                 outputs = decoder.decode(frames)
@@ -49,9 +49,8 @@ async def _read(resources: Any, queue: asyncio.Queue[Any], calls: dict[int, Any]
                     _process_utility_output(outputs.utility_output, calls)
                 elif outputs.outputs or outputs.scheduler_stats:
                     queue.put_nowait(outputs)
-            except zmq.Again:
-                return
-            except Exception as error:
+        except Exception as error:
+            if not failed.done():
                 failed.set_exception(error)
 
     descriptor = os.dup(int(socket.getsockopt(zmq.FD)))  # vLLM closes its socket before it cancels this task

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.replica.step_reports import EVERY_S, SHARE, EngineState, StepReports
+from engine.replica.step_reports import BLOCKS_SHARE, EVERY_S, RUNNING_SHARE, EngineState, StepReports
 
 CALM = EngineState(0.5, 8, 0)
 
@@ -49,6 +49,6 @@ def test_what_the_node_knows_is_near_the_truth_and_no_step_is_lost(states, step_
         assert known is not None
         assert (number - at) * step_s < EVERY_S
         assert known.waiting == state.waiting
-        assert abs(known.usage - state.usage) <= SHARE
-        assert abs(known.running - state.running) <= SHARE * known.running
+        assert abs(known.usage - state.usage) <= BLOCKS_SHARE
+        assert abs(known.running - state.running) <= RUNNING_SHARE * known.running
         assert steps or not state.preempted
