@@ -381,5 +381,5 @@ BENCH = Bench(
     metrics=METRICS,
     measure=measure,
     headline=("cpu_token_s", "token_s", "step_s", "lag_p99_s"),
-    quick={"rounds": "2", "replicas": "2", "concurrent": "256", "tokens": "200", "step_s": "0.02"},
+    quick={"rounds": "2", "replicas": "2", "concurrent": "256", "tokens": "100", "step_s": "0.01"},
 )
