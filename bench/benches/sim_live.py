@@ -2,9 +2,9 @@
 
     rocstar bench fleet record=steps.jsonl && rocstar bench sim_live record=steps.jsonl
 
-A record has a JSON object per engine step: {"run", "kind", "seed", "policy", "replica", "t", "free_blocks", "running",
-"waiting", "preempted", "prefilled"}; t in seconds from the beginning of its run, the counts those at the end of the
-step. A round is one live run of each policy on each workload.
+A record has a JSON object per report of an engine: {"run", "kind", "seed", "policy", "replica", "t", "free_blocks",
+"running", "waiting", "preempted", "prefilled", "steps"}; t in seconds from the beginning of its run, the counts those at
+the end of the steps that it stands for. A round is one live run of each policy on each workload.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LiveRun:
 def read(path: str | Path) -> list[LiveRun]:
     """Returns the runs of a record. Raises ValueError naming the line that is not a step."""
     runs: dict[int, LiveRun] = {}
-    names = ("replica", "t", "free_blocks", "running", "waiting", "preempted", "prefilled")
+    names = ("replica", "t", "free_blocks", "running", "waiting", "preempted", "prefilled", "steps")
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         try:
             row = json.loads(line)

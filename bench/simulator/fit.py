@@ -19,7 +19,7 @@ FEWEST = 10  # steps of which a fit is made
 
 
 class EngineStep(Protocol):
-    """What a replica told of a step, `t` seconds after the run began; the counts are those at its end."""
+    """What a replica told of its newest steps, `t` seconds after the run began; the counts are those at their end."""
 
     @property
     def replica(self) -> int: ...
@@ -33,6 +33,8 @@ class EngineStep(Protocol):
     def preempted(self) -> int: ...
     @property
     def prefilled(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +75,8 @@ def fitted(features_N4: Values, seconds_N: Values) -> Fit:
 def features(runs: Iterable[Sequence[EngineStep]], blocks: int, block_size: int) -> tuple[Values, Values]:
     """Returns features [N, 4] and seconds [N] of each step of an engine that was busy before it.
 
-    A step's seconds are the distance to its engine's step before. What ran at the end of that one and was not preempted
-    decodes in this one.
+    A step's seconds are the distance to its engine's step before; steps that were told together took equal parts of it.
+    What ran at the end of that one and was not preempted decodes in this one.
     """
     rows, seconds = [], []
     for steps in runs:
@@ -84,8 +86,9 @@ def features(runs: Iterable[Sequence[EngineStep]], blocks: int, block_size: int)
             last[step.replica] = step
             if before is not None and before.running > 0:
                 kv_tokens = (blocks - before.free_blocks) * block_size
-                rows.append((1.0, max(0, before.running - step.preempted), kv_tokens, step.prefilled))
-                seconds.append(step.t - before.t)
+                row = (1.0, max(0, before.running - step.preempted), kv_tokens, step.prefilled / step.steps)
+                rows += [row] * step.steps
+                seconds += [(step.t - before.t) / step.steps] * step.steps
     return np.asarray(rows, np.float64).reshape(-1, 4), np.asarray(seconds, np.float64)
 
 

@@ -85,9 +85,9 @@ class Delta:
 class KvSample:
     """State of an engine at the end of a step: free blocks (evictable ones included), running and waiting requests.
 
-    preempted: requests that lost their blocks in the step. prefilled: prompt tokens that it computed, those of
-    preempted requests and lost prefixes included. steps: how many steps the sample stands for: 1 on a live engine, more
-    in a simulator, which skips steps between which nothing begins or ends; preempted and prefilled are sums over them.
+    preempted: requests that lost their blocks. prefilled: prompt tokens that were computed, those of preempted requests
+    and lost prefixes included. steps: how many steps the sample stands for, since an engine does not report each of its
+    steps (`engine.replica.step_reports`), nor does a simulator; preempted and prefilled are sums over them.
     """
 
     free_blocks: int

@@ -2,7 +2,7 @@
 
 Invariants
 - A replica's methods raise `ReplicaDied` for any failure of the engine; the caller may continue elsewhere from the ids.
-- One KV sample per engine step reaches `on_step`, before the step's tokens reach their consumers.
+- Each engine step is in one of the KV samples that reach `on_step` (`engine.replica.step_reports`).
 - After `shutdown` no process of the engine is left.
 """
 

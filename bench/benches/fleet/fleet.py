@@ -5,8 +5,8 @@
 Traces of multi-turn rollouts (bench/traces) are replayed token for token on the CPU: one core and 99 blocks of 32
 tokens per replica, 3 M random parameters in fp32. A round runs every policy once, in random order, on the same engines
 with empty prefix caches; round r uses seed r of the trace. On this kind of machine decoding is bound by fixed costs, so
-that filling the KV cache buys less than on a GPU: read the counts first. `record` writes each engine step as a JSON
-line, for `rocstar bench sim_live`. The KV use over time is drawn in runs/bench/fleet_KIND.png.
+that filling the KV cache buys less than on a GPU: read the counts first. `record` writes each report of an engine as a
+JSON line, for `rocstar bench sim_live`. The KV use over time is drawn in runs/bench/fleet_KIND.png.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Options:
     checkpoint: Annotated[Path | None, "a model folder instead of 3 M random parameters"] = None
     deadline_s: Annotated[float, "limit of a run, and of an engine's start and steps"] = 300.0
     device: Annotated[int | None, "a GPU for one replica instead of the CPU for two"] = None
-    record: Annotated[Path | None, "file that gets each engine step"] = None
+    record: Annotated[Path | None, "file that gets what the engines report"] = None
 
     def __post_init__(self) -> None:
         require_fields(self, at_least(1), "rounds")

@@ -23,7 +23,7 @@ from engine.replica.port import KvSample, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A replica's KV sample, t seconds after the run began."""
+    """A replica's KV sample, t seconds after the run began. steps: how many engine steps it stands for."""
 
     replica: int
     t: float
@@ -32,6 +32,7 @@ class Step:
     waiting: int
     preempted: int
     prefilled: int
+    steps: int = 1
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Record:
                 sample.waiting,
                 sample.preempted,
                 sample.prefilled,
+                sample.steps,
             )
         )
 

@@ -10,9 +10,10 @@ import pytest
 
 from bench.benches import sim_live
 from bench.benches.fleet import fleet
+from bench.benches.fleet.replay import Step
 from bench.placement import workload
 from bench.placement.policies import POLICIES as MADE
-from bench.simulator.fit import fitted
+from bench.simulator.fit import features, fitted
 from bench.simulator.fleet import Simulation
 from bench.simulator.machine import Machine
 from engine.balancing.step_cost import StepCost
@@ -29,7 +30,7 @@ class Recorded:
         self._policy, self._lines, self._of = policy, lines, of
 
     def sample(self, replica: int, sample: KvSample, now: float) -> None:
-        names = ("free_blocks", "running", "waiting", "preempted", "prefilled")
+        names = ("free_blocks", "running", "waiting", "preempted", "prefilled", "steps")
         self._lines.append(self._of | {"replica": replica, "t": now} | {name: getattr(sample, name) for name in names})
         self._policy.sample(replica, sample, now)
 
@@ -93,16 +94,16 @@ def test_a_round_of_the_bench_is_a_live_run_of_each_policy_and_workload(record: 
 
 def test_a_fit_leaves_outliers_out_but_keeps_their_time() -> None:
     rng = np.random.default_rng(0)
-    features = np.column_stack(
+    rows = np.column_stack(
         [np.ones(2000), rng.integers(1, 40, 2000), rng.integers(100, 3000, 2000), rng.integers(0, 90, 2000)]
     ).astype(float)
-    seconds = features @ np.array([4e-3, 330e-6, 2e-7, 130e-6]) * (1 + 0.02 * rng.standard_normal(2000))
-    clean = fitted(features, seconds).cost
+    seconds = rows @ np.array([4e-3, 330e-6, 2e-7, 130e-6]) * (1 + 0.02 * rng.standard_normal(2000))
+    clean = fitted(rows, seconds).cost
     constants = (clean.fixed_s, clean.per_request_s, clean.per_kv_token_s, clean.per_token_s)
     assert constants == pytest.approx((4e-3, 330e-6, 2e-7, 130e-6), rel=0.15)
     stalls = seconds.copy()
     stalls[::100] += 0.2
-    fit = fitted(features, stalls)
+    fit = fitted(rows, stalls)
     assert 15 <= fit.outliers <= 30
     assert fit.cost.per_token_s == pytest.approx(130e-6, rel=0.1)
     assert fit.cost.fixed_s - clean.fixed_s == pytest.approx(0.2 / 100, rel=0.2), "20 stalls of 0.2 s over 2000 steps"
@@ -110,12 +111,19 @@ def test_a_fit_leaves_outliers_out_but_keeps_their_time() -> None:
 
 def test_a_cost_that_would_be_negative_is_left_out() -> None:
     rng = np.random.default_rng(1)
-    features = np.column_stack([np.ones(500), *(rng.integers(1, 50, 500) for _ in range(3))]).astype(float)
-    cost = fitted(features, features @ np.array([5e-3, 3e-4, -1e-5, 1e-4])).cost
+    rows = np.column_stack([np.ones(500), *(rng.integers(1, 50, 500) for _ in range(3))]).astype(float)
+    cost = fitted(rows, rows @ np.array([5e-3, 3e-4, -1e-5, 1e-4])).cost
     assert cost.per_kv_token_s == 0
     assert cost.fixed_s > 0
     with pytest.raises(ValueError, match="at least 10 steps"):
-        fitted(features[:5], np.ones(5))
+        fitted(rows[:5], np.ones(5))
+
+
+def test_steps_that_were_told_together_took_equal_parts_of_their_time() -> None:
+    told = [Step(0, 1.0, 98, 3, 0, 0, 0), Step(0, 1.6, 97, 4, 0, 0, 30, steps=3)]
+    rows_N4, seconds_N = features([told], blocks=99, block_size=32)
+    assert rows_N4.tolist() == [[1.0, 3.0, 32.0, 10.0]] * 3
+    assert seconds_N == pytest.approx([0.2] * 3)
 
 
 def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -124,6 +132,6 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"record\.jsonl, line 1"):
         sim_live.read(path)
     step = {"run": 0, "kind": "math8k", "seed": 101, "policy": "static", "replica": 0, "t": 0.5, "free_blocks": 9}
-    path.write_text(json.dumps(step | {"running": 1, "waiting": 0, "preempted": 0, "prefilled": 0}) + "\n")
+    path.write_text(json.dumps(step | {"running": 1, "waiting": 0, "preempted": 0, "prefilled": 0, "steps": 1}) + "\n")
     with pytest.raises(ValueError, match="100 steps of busy engines, got 0"):
         sim_live.calibrated(sim_live.read(path))
