@@ -3,8 +3,8 @@
     rocstar bench fleet record=steps.jsonl && rocstar bench sim_live record=steps.jsonl
 
 A record has a JSON object per report of an engine: {"run", "kind", "seed", "policy", "replica", "t", "free_blocks",
-"running", "waiting", "preempted", "prefilled", "steps"}; t in seconds from the beginning of its run, the counts those at
-the end of the steps that it stands for. A round is one live run of each policy on each workload.
+"running", "waiting", "preempted", "prefilled", "steps"}; t in seconds from the beginning of its run, the counts those
+at the end of the steps that it stands for. A round is one live run of each policy on each workload.
 """
 
 from __future__ import annotations
