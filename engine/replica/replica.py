@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import functools
 import gc
 import math
 import os
@@ -185,29 +187,10 @@ class Replica:
         """See `engine.replica.port.Generator`. Raises ValueError for a prompt that is too long or has an unknown id."""
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         from engine.replica.grammars import REFUSED
 
-        ours: dict[str, Any] = {
-            DELIVER_AT: list(sampling.deliver_at or ()),
-            BUNDLE_SIZE: 1 if sampling.deliver_at is None else sampling.bundle,
-        }
-        if sampling.grammar is not None:
-            ours |= {"grammar": sampling.grammar, "grammar_tokens": sampling.grammar_tokens}
-        parameters = SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            stop_token_ids=list(sampling.stop_token_ids),
-            logprobs=0 if sampling.grammar is None else 1,  # the other one is the mass of the grammar
-            ignore_eos=sampling.ignore_eos,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            skip_clone=True,  # nobody else uses these parameters
-            extra_args=ours,
-        )
+        parameters = _parameters(sampling)
         self._enter()
         ends = self._ends.setdefault(request_id, [])
         total = 0
@@ -463,6 +446,54 @@ class Replica:
 
 
 def _do_nothing() -> None: ...
+
+
+def _parameters(sampling: Sampling) -> Any:
+    """Returns vLLM's SamplingParams for a request. What is the same for all turns of a run is made and checked once.
+
+    Copies share vLLM's set of all stop tokens, to which it adds the model's; only `min_tokens` reads it.
+    """
+    parameters = copy.copy(
+        _common_parameters(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            stop_token_ids=sampling.stop_token_ids,
+            ignore_eos=sampling.ignore_eos,
+            deliver_at=sampling.deliver_at or frozenset(),
+            bundle=1 if sampling.deliver_at is None else sampling.bundle,
+        )
+    )
+    parameters.max_tokens, parameters.seed = sampling.max_tokens, sampling.seed
+    if sampling.grammar is not None:
+        parameters.logprobs = 1  # the one beside that of the token is the mass of the grammar
+        grammar = {"grammar": sampling.grammar, "grammar_tokens": sampling.grammar_tokens}
+        parameters.extra_args = parameters.extra_args | grammar
+    return parameters
+
+
+@functools.lru_cache(64)
+def _common_parameters(
+    *,
+    temperature: float,
+    top_p: float,
+    stop_token_ids: tuple[int, ...],
+    ignore_eos: bool,
+    deliver_at: frozenset[int],
+    bundle: int,
+) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        stop_token_ids=list(stop_token_ids),
+        logprobs=0,
+        ignore_eos=ignore_eos,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,  # nobody else uses these parameters
+        extra_args={DELIVER_AT: list(deliver_at), BUNDLE_SIZE: bundle},
+    )
 
 
 def _signal_cause(code: int | None) -> str:
