@@ -11,11 +11,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of words, each but the last with a tool call, the last with an answer.
 
     step_s: seconds of an engine step. tokens: of a turn, on average; a turn has between half and one and a half times
-    as many. calls: turns that end in a call. words, call, answer: ids of texts. end: the id that ends a turn. ends: how
-    many of them a prompt holds.
+    as many. calls: turns that end in a call. words, call, answer: ids of texts. end: the id that ends a message; ends:
+    how many of them a prompt holds, to which each call adds two, that of its turn and that of its reply.
 
     >>> script = Script(step_s=0.0, tokens=4, calls=1, words=[5, 6], call=[7], answer=[8], end=2, ends=1)
-    >>> script.turn([1, 2], seed=1), script.turn([1, 2, 5, 2], seed=1)
+    >>> script.turn([1, 2], seed=1), script.turn([1, 2, 5, 7, 2, 9, 2], seed=1)
     ([5, 7, 2], [5, 8, 2])
     """
 
@@ -30,7 +30,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     def turn(self, token_ids: Sequence[int], seed: int) -> list[int]:
         """Returns the ids of the turn that follows token_ids. The same seed gives a turn of the same length."""
-        calls = sum(token == self.end for token in token_ids) < self.ends + self.calls
+        calls = sum(token == self.end for token in token_ids) < self.ends + 2 * self.calls
         given = [*(self.call if calls else self.answer), self.end]
         length = max(len(given), self.tokens // 2 + seed % max(1, self.tokens))
         repeated = self.words * (length // len(self.words) + 1)

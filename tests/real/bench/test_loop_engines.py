@@ -11,11 +11,11 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.timeout(200)  # mostly to start two engines
 
 
-@pytest.fixture(scope="module", params=["true", "false"], ids=["asynchronous", "in turns"])
-def result(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
     folder = tmp_path_factory.mktemp("loop")
-    shape = ["rounds=1", "replicas=2", "concurrent=128", "trajectories=128", "tokens=40", "step_s=0.005"]
-    command = [sys.executable, "-m", "bench", "loop", *shape, f"asynchronous={request.param}", f"json={folder}/r.json"]
+    shape = ["rounds=1", "replicas=2", "concurrent=128", "trajectories=128", "tokens=40", "turns=3", "step_s=0.005"]
+    command = [sys.executable, "-m", "bench", "loop", *shape, f"json={folder}/r.json"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads((folder / "r.json").read_text())
@@ -23,8 +23,8 @@ def result(request, tmp_path_factory):
 
 def test_bare_engines_generate_what_was_rolled_out(result):
     rolled, bare, sparse = (result["figures"][mode] for mode in ("rollouts", "bare", "sparse"))
-    assert rolled["turns"] == bare["turns"] == 256
-    assert sparse["turns"] == 32
+    assert rolled["turns"] == bare["turns"] == 384
+    assert sparse["turns"] == 48
     assert rolled["tokens"] == bare["tokens"]
 
 

@@ -32,7 +32,7 @@ def test_a_script_calls_a_tool_in_each_turn_but_the_last_and_then_answers():
         turn = script.turn(ids, seed)
         assert turn == script.turn(ids, seed)
         assert len(turn) == 30 + seed % 60
-        ids += turn
+        ids += [*turn, *chat.tool_ids(["1"])]
         texts.append(chat.decode(turn[:-1]))
     calls = [len(ToolCallParser().feed(text)) for text in texts]
     assert calls == [1, 1, 0]
