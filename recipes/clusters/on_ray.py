@@ -182,12 +182,8 @@ def processes(config: Config, address: str, lead_keys: Path) -> tuple[list[str],
     node = [*rocstar, "node", f"lead=tcp://{address}:{config.port}", "keys=KEYS"]
     host = [*rocstar, "sandbox-host", f"connect=tcp://{address}:{config.port + 1}", "keys=KEYS"]
     devices = [f"devices={','.join(map(str, range(config.gpus)))}"] if config.gpus else []
-    lead = [
-        sys.executable,
-        str(config.recipe.resolve()),
-        f"nodes=tcp://0.0.0.0:{config.port}",
-        f"nodes_keys={lead_keys}",
-    ]
+    lead = [sys.executable, str(config.recipe.resolve())]
+    lead += [f"nodes=tcp://0.0.0.0:{config.port}", f"nodes_keys={lead_keys}"]
     if config.sandboxes:
         lead += [f"sandbox_listen=tcp://0.0.0.0:{config.port + 1}", f"sandbox_keys={lead_keys}"]
     if config.learners:
