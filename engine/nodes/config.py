@@ -36,7 +36,7 @@ class LeadConfig:
     learner: LearnerHosts | None = None
     """The learner's hosts, if its ranks are on several."""
     gpus: tuple[str, ...] = ()
-    """The GPUs of the lead's own learner and replicas (`engine.process.gpu_ids`)."""
+    """The GPUs of the lead's own learner and replicas (`engine.telemetry.gpus.gpu_ids`)."""
 
     def __post_init__(self) -> None:
         check_address("nodes", self.listen)

@@ -81,7 +81,7 @@ class Hello(_Message, frozen=True):
 
     capacity_tokens: that of the KV caches of all its replicas. kept: (lease, attempt) of each group that it had begun
     under an earlier session and still has. process: 16 random bytes that all sessions of this process have. gpus: those
-    that its replicas have (`engine.process.gpu_ids`).
+    that its replicas have (`engine.telemetry.gpus.gpu_ids`).
     """
 
     session: bytes

@@ -64,7 +64,7 @@ class RolloutNode:
 
     folder: where pulled weights lie, on a memory file system. tokens_sampled: returns the tokens that this node has
     sampled. timeline: its events are sent to the lead for the run's record; None sends nothing. gpus: those of the
-    fleet (`engine.process.gpu_ids`).
+    fleet (`engine.telemetry.gpus.gpu_ids`).
     """
 
     def __init__(

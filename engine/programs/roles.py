@@ -29,10 +29,10 @@ from engine.nodes.lead_protocol import overlap
 from engine.nodes.ledger import SILENT_BEATS
 from engine.nodes.messages import Ask, Build, Job
 from engine.nodes.node import BEAT_S, RolloutNode, ask
-from engine.process.gpu_ids import gpu_ids
 from engine.programs.drain import Drain
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupMaker, MakeGroup
+from engine.telemetry.gpus import gpu_ids
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 from sandbox.keys import HostKeys

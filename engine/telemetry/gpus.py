@@ -1,4 +1,4 @@
-"""Says which GPUs a run has: their kinds, their memory, and how they are linked.
+"""Says which GPUs a run has: their kinds, their memory, how they are linked, and which other process means the same.
 
 NVIDIA's are asked by NVML (`nvidia-ml-py`), AMD's by AMD SMI (`amdsmi`, a part of ROCm). What a GPU does not tell is
 None. The part for AMD is written against AMD SMI's documentation; neither part was run on a GPU yet.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any, Literal
 
 Link = Literal["fast", "pcie", "host"]  # NVLink or Infinity Fabric; peer to peer over PCIe; through the host's memory
@@ -57,6 +58,27 @@ def seen(devices: Sequence[int] | None, environment: Mapping[str, str] = os.envi
     vendor, library = library_of_gpus()
     look = _nvidia if vendor == "nvidia" else _amd
     return look(library, devices, environment)
+
+
+def gpu_ids(devices: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns an identity for each device, the same in containers that number the GPUs anew.
+
+    Without a library a GPU has a name that only processes of the same container, or outside of any, share.
+
+    >>> gpu_ids([2], {"CUDA_VISIBLE_DEVICES": "4,5,7"}) == gpu_ids([7], {})
+    True
+    """
+    with suppress(Exception):  # the libraries' own errors are of many kinds
+        vendor, library = library_of_gpus()
+        if vendor == "nvidia":
+            uuids = map(library.nvmlDeviceGetUUID, nvidia_handles(library, devices, environment).values())
+        else:
+            uuids = map(library.amdsmi_get_gpu_device_uuid, amd_handles(library, devices, environment).values())
+        return [uuid.decode() if isinstance(uuid, bytes) else str(uuid) for uuid in uuids]
+    visible = _visible(environment, "CUDA_VISIBLE_DEVICES") or _visible(environment, "HIP_VISIBLE_DEVICES")
+    names = [visible[device] if device < len(visible) else str(device) for device in devices]
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return [f"{boot[:8]}-{os.stat('/proc/self/ns/pid').st_ino}:{name}" for name in names]
 
 
 def library_of_gpus() -> tuple[Literal["nvidia", "amd"], Any]:

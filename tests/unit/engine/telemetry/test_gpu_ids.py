@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.process.gpu_ids import gpu_ids
+from engine.telemetry.gpus import gpu_ids
 
 
 @pytest.fixture
