@@ -182,7 +182,7 @@ async def under_faults(found):
         found["quiet"] = sorted({len(tokens) for tokens in quiet})
         found["preemptions"], found["prefilled"] = fleet.preemptions, fleet.prefilled
 
-        balancer.every = 12
+        balancer.every = 4
         found["moved"] = await load.all() == quiet
         found["moves"], balancer.every = fleet.moves, 0
 
