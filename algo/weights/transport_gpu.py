@@ -38,8 +38,8 @@ class Nccl(Pulled):
         torch.cuda.set_device(self._device)  # this thread's device
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
+            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, device=self._device)  # it may fail: before the group
             group = PyNcclCommunicator(StatelessProcessGroup(0, members, store), device=self._device)
-            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, device=self._device)
             with ended(group.destroy) as late:
 
                 def send(memory: Tensor) -> None:

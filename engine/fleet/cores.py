@@ -16,10 +16,11 @@ def least_pinned(processes: Path = Path("/proc")) -> list[int]:
     pinned: Counter[int] = Counter()
     for status in processes.glob("[0-9]*/status"):
         try:
-            match = _ONE_CORE.search(status.read_bytes())
+            status_text = status.read_bytes()
         except OSError:  # the process has ended
             continue
-        if match:
+        match = _ONE_CORE.search(status_text)
+        if match and b"\nVmSize:" in status_text:  # the kernel's own threads have none
             pinned[int(match[1])] += 1
     return sorted(os.sched_getaffinity(0), key=lambda core: (pinned[core], core))
 

@@ -93,6 +93,7 @@ class RolloutNode:
         self._groups: dict[int, asyncio.Task[None]] = {}  # number of the work -> its task
         self._end_of_run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._drains = False
+        self._grace: asyncio.TimerHandle | None = None
         self._mailbox = Mailbox(zmq.DEALER, self._receive)
         self._last_message_at = asyncio.get_running_loop().time()
         self.protocol = NodeProtocol(
@@ -128,6 +129,8 @@ class RolloutNode:
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         finally:
+            if self._grace is not None:
+                self._grace.cancel()
             self._show_ready(False)
             self._mailbox.close()
 
@@ -138,7 +141,7 @@ class RolloutNode:
         self._drains = True
         self._note(f"is told to leave; it has {len(self.protocol.held)} groups and {self._config.grace_s:g} s for them")
         self.protocol.drain()
-        asyncio.get_running_loop().call_later(self._config.grace_s, self.protocol.leave)
+        self._grace = asyncio.get_running_loop().call_later(self._config.grace_s, self.protocol.leave)
         self._tick()
 
     # The methods that the protocol calls (engine.nodes.node_protocol.NodeEvents)

@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
             if options.learner:
                 return _train(config, keys, folder, dry_run=options.dry_run)
             return _join(config, keys, options.here, folder, dry_run=options.dry_run)
-    except NodeDrained as drained:
+    except (NodeDrained, _TakenBack) as drained:
         print(f"{PROGRAM}: {drained}", flush=True)
         return 0
     except (BadInput, ValueError) as error:
@@ -99,8 +99,12 @@ def main(argv: Sequence[str]) -> int:
         return 130
 
 
+class _TakenBack(BaseException):
+    """SIGTERM came before the node had begun. Libraries that are imported just then must not take it for an error."""
+
+
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise NodeDrained(LEFT)
+    raise _TakenBack(LEFT)
 
 
 def _train(config: NodeConfig, keys: HostKeys | None, folder: Path, *, dry_run: bool) -> int:

@@ -40,6 +40,8 @@ async def _read(resources: Any, queue: asyncio.Queue[Any], calls: dict[int, Any]
 
     def read_all() -> None:
         """Reads until nothing is there; only then does the descriptor tell of new messages."""
+        if resources.output_socket.closed:
+            return
         try:
             while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # asking is cheaper than an exception at the end
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -53,9 +55,10 @@ async def _read(resources: Any, queue: asyncio.Queue[Any], calls: dict[int, Any]
             if not failed.done():
                 failed.set_exception(error)
 
-    descriptor = os.dup(int(socket.getsockopt(zmq.FD)))  # vLLM closes its socket before it cancels this task
-    loop.add_reader(descriptor, read_all)
+    descriptor = None
     try:
+        descriptor = os.dup(int(socket.getsockopt(zmq.FD)))  # vLLM closes its socket before it cancels this task
+        loop.add_reader(descriptor, read_all)
         read_all()
         await failed
     except asyncio.CancelledError:
@@ -63,5 +66,6 @@ async def _read(resources: Any, queue: asyncio.Queue[Any], calls: dict[int, Any]
     except Exception as error:
         queue.put_nowait(error)
     finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+        if descriptor is not None:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)

@@ -81,13 +81,14 @@ class BundlingScheduler(Scheduler):
             for output in step.outputs:
                 output.events = None  # nobody reads them: `_report` counts
         self._refusals.clear()
-        if self._pausing or self.pause_state is not PauseState.UNPAUSED:  # steps under way may end after the pause
+        paused = self._pausing or self.pause_state is not PauseState.UNPAUSED  # steps under way may end after the pause
+        if paused:
             by_client.setdefault(0, EngineCoreOutputs()).outputs += self._bundler.flush()
         if self._pausing:
             self._pausing = False
             super().set_pause_state(PauseState.PAUSED_ALL)
         by_client = {client: step for client, step in by_client.items() if step.outputs or step.finished_requests}
-        self._report(by_client)
+        self._report(by_client, last=paused)
         return by_client
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
@@ -98,11 +99,11 @@ class BundlingScheduler(Scheduler):
         self._preempted += 1
         super()._preempt_request(*args, **kwargs)
 
-    def _report(self, by_client: dict[int, EngineCoreOutputs]) -> None:
-        """Adds the engine's state to what leaves after a step, if it is due."""
+    def _report(self, by_client: dict[int, EngineCoreOutputs], *, last: bool) -> None:
+        """Adds the engine's state to what leaves after a step, if it is due. last: before a pause."""
         running, waiting = self.get_request_counts()
         state = EngineState(self.kv_cache_manager.usage, running, waiting, self._preempted)
-        steps = self._reports.step(state, time.monotonic())
+        steps = self._reports.step(state, time.monotonic(), last=last)
         stats = self.make_stats() if steps else None
         if stats is None:
             return

@@ -4,7 +4,7 @@ A report costs the node's event loop about as much as ten tokens, and most steps
 one token more.
 
 Invariants
-- Each step is in exactly one report, which says for how many it stands.
+- Each step is in exactly one report, which says for how many it stands. A pause is not in the middle of a report.
 - While requests wait for a place, and when one is preempted, every step is reported. A report is never more than
   EVERY_S older than the newest step, nor are its blocks and requests further from the truth than the shares below.
 """
@@ -43,10 +43,13 @@ class StepReports:
         self._at = 0.0
         self._steps = 0
 
-    def step(self, state: EngineState, now: float) -> int:
-        """Notes a step that ended at `now` (seconds). Returns how many steps a report stands for, 0 if none is due."""
+    def step(self, state: EngineState, now: float, *, last: bool = False) -> int:
+        """Notes a step that ended at `now` (seconds). Returns how many steps a report stands for, 0 if none is due.
+
+        last: a pause follows, which must not count as time of the steps before it.
+        """
         self._steps += 1
-        if not self._due(state, now):
+        if not last and not self._due(state, now):
             return 0
         steps, self._steps = self._steps, 0
         self._last, self._at = state, now

@@ -41,9 +41,10 @@ class TokenStream:
         if not self._ready and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._error is not None:
-            raise self._error
-        return self._ready.popleft()
+        if self._ready:
+            return self._ready.popleft()
+        assert self._error is not None
+        raise self._error
 
     def put(self, output: Any) -> None:
         self.sampled += len(output.new_token_ids)

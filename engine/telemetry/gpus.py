@@ -75,7 +75,7 @@ def gpu_ids(devices: Sequence[int], environment: Mapping[str, str] = os.environ)
         else:
             uuids = map(library.amdsmi_get_gpu_device_uuid, amd_handles(library, devices, environment).values())
         return [uuid.decode() if isinstance(uuid, bytes) else str(uuid) for uuid in uuids]
-    visible = _visible(environment, "CUDA_VISIBLE_DEVICES") or _visible(environment, "HIP_VISIBLE_DEVICES")
+    visible = _visible_amd(environment)
     names = [visible[device] if device < len(visible) else str(device) for device in devices]
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [f"{boot[:8]}-{os.stat('/proc/self/ns/pid').st_ino}:{name}" for name in names]
@@ -108,10 +108,15 @@ def amd_handles(smi: Any, devices: Sequence[int] | None, environment: Mapping[st
     """Returns AMD SMI's handle for each device."""
     smi.amdsmi_init()
     handles = smi.amdsmi_get_processor_handles()
-    visible = _visible(environment, "HIP_VISIBLE_DEVICES") or _visible(environment, "CUDA_VISIBLE_DEVICES")
+    visible, roots = _visible_amd(environment), _visible(environment, "ROCR_VISIBLE_DEVICES")
     if devices is None:
-        devices = range(len(visible) or len(handles))
-    return {device: handles[int(visible[device]) if visible else device] for device in devices}
+        devices = range(len(visible) or len(roots) or len(handles))
+
+    def handle(device: int) -> Any:
+        number = int(visible[device]) if visible else device
+        return handles[int(roots[number]) if roots else number]
+
+    return {device: handle(device) for device in devices}
 
 
 def _nvidia(nvml: Any, devices: Sequence[int] | None, environment: Mapping[str, str]) -> Gpus:
@@ -169,6 +174,10 @@ def _all(
         with suppress(untold):
             links[one, other] = link(handles[one], handles[other])
     return Gpus(each=tuple(gpu(device, handle) for device, handle in handles.items()), links=links)
+
+
+def _visible_amd(environment: Mapping[str, str]) -> list[str]:
+    return _visible(environment, "HIP_VISIBLE_DEVICES") or _visible(environment, "CUDA_VISIBLE_DEVICES")
 
 
 def _visible(environment: Mapping[str, str], name: str) -> list[str]:

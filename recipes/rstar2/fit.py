@@ -6,7 +6,7 @@
     python recipes/rstar2/fit.py model=Qwen3-14B devices=8 program=sft max_tokens=8192
 
 Prints what each part takes, how many trajectories a replica holds at once, the MFU that each kind of activation
-checkpointing allows, and the options for `rl.py` or `sft.py`: those that are given, and the fewest changes to the
+checkpointing allows, and the options for `rl.py` or `sft.py`: those that are given, and the cheapest changes to the
 others that make it fit. Where none does, the exit code is 2. It is arithmetic (parts/memory/): what the learner
 allocates and executes was compared with its own code on fake GPUs, and none of it with a real one.
 """

@@ -93,6 +93,8 @@ def put_stand_ins():
         module.torch = HostTorch()
     algo.weights.layout.PULL_S = GONE_S
     algo.weights.layout.BUCKET_BYTES = 1000  # several buckets
+    assert algo.weights.layout.PIECE_BYTES == engine.replica.weight_transfer_gpu.PIECE_BYTES, "both sides cut alike"
+    algo.weights.transport_gpu.PIECE_BYTES = engine.replica.weight_transfer_gpu.PIECE_BYTES = 300  # several pieces
 
 
 class Worker:

@@ -10,7 +10,7 @@ Modes, in interleaved rounds:
     rollouts   `concurrent` trajectories at a time
     sparse     an eighth of them, so that an engine step gives few tokens
     bare       the same turns by Replica.generate alone, as many at a time: the floor
-    vllm       some of these turns by vLLM's AsyncLLM as it is, which takes a message and an output for each token
+    vllm       some of these turns by vLLM's AsyncLLM with its own output processor: a message and an output a token
 
 Two shapes of the same turns tell what a token costs (turns included) and what an engine step costs beside its tokens:
 they are the solution of cpu = tokens x token_s + steps x step_s for `rollouts` and `sparse`.

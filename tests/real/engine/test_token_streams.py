@@ -79,7 +79,9 @@ async def test_an_engine_that_fails_is_told_to_all_readers_and_leaves_nothing_to
     stream, other = streams.stream("a"), streams.stream("b")
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
+    streams.process_outputs([output("b", [1])])
     streams.propagate_error(RuntimeError("it died"))
+    assert (await other.next()).new_token_ids == [1], "what came before the failure is not lost"
     for reading in (waiting, other.next()):
         with pytest.raises(RuntimeError, match="it died"):
             await reading

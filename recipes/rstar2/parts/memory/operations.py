@@ -1,7 +1,7 @@
 """Computes the operations of a training step: what the model needs, what is executed, and the MFU that this allows.
 
-A test compares both with PyTorch's FlopCounterMode over the learner's own code (tests/unit/recipes/
-test_rstar2_memory.py). How near kernels come to a GPU's peak is an assumption: nothing was measured on a GPU.
+A test compares both with PyTorch's FlopCounterMode over the learner's own code (tests/real/algo/
+test_fake_gpus.py). How near kernels come to a GPU's peak is an assumption: nothing was measured on a GPU.
 """
 
 from __future__ import annotations

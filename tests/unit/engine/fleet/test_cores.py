@@ -12,9 +12,12 @@ def test_cores_that_nobody_is_pinned_to_come_first(tmp_path, monkeypatch):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "status").write_text(
-            f"Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed}\nMems_allowed:\t1\n"
+            f"Name:\tx\nVmSize:\t8 kB\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed}\nMems_allowed:\t1\n"
         )
     (tmp_path / "9").mkdir()
+    for thread in ("21", "22"):  # of the kernel, which has no memory of its own
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "status").write_text("Name:\tkworker\nCpus_allowed_list:\t3\nMems_allowed:\t1\n")
     assert least_pinned(tmp_path) == [3, 5, 2]
 
 

@@ -33,6 +33,13 @@ def test_an_engine_that_has_nothing_left_to_do_says_so():
     assert reported([CALM, CALM, EngineState(0.5, 0, 0)]) == [1, 0, 2]
 
 
+def test_a_pause_is_no_time_of_the_steps_before_it():
+    reports = StepReports()
+    assert [reports.step(CALM, now) for now in (0.0, 0.01, 0.02)] == [1, 0, 0]
+    assert reports.step(CALM, 0.03, last=True) == 3
+    assert reports.step(CALM, 2.0) == 1, "the step after the pause alone has the gap"
+
+
 STATES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 512), st.integers(0, 2), st.integers(0, 1)), min_size=1)
 
 

@@ -32,3 +32,15 @@ def test_without_a_library_processes_of_one_container_agree(monkeypatch):
     assert gpu_ids([3], {"HIP_VISIBLE_DEVICES": "0,1,2,3"}) == [name]
     assert gpu_ids([2, 3], {})[0] != name
     assert gpu_ids([], {}) == []
+
+
+def test_amd_numbers_gpus_twice(monkeypatch):
+    library = SimpleNamespace(
+        amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: list("abcdefgh"),
+        amdsmi_get_gpu_device_uuid=lambda handle: handle,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "amdsmi", library)
+    assert gpu_ids([1], {"ROCR_VISIBLE_DEVICES": "4,5,6,7"}) == ["f"]
+    assert gpu_ids([0], {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "3"}) == ["h"]
