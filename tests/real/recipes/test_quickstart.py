@@ -429,7 +429,7 @@ for word in sys.argv[1:]:
 
 def test_impossible_sizes_name_the_field() -> None:
     wrong = "prompts_per_step=0 group_size=1 minibatches=500 max_staleness=-1 max_tokens=0 kv_blocks=3 refills=-1 "
-    wrong += "stop_flat_after=17 lr=0 slots=100000 tool_wall_s=-1 eval_replicas=-1 learner_ranks=0 "
+    wrong += "stop_flat_after=17 lr=0 slots=100000 tool_wall_s=-1 eval_replicas=-1 learner_ranks=-1 "
     wrong += "max_staleness=41 eval_problems=100000000 eval_samples=1000 "
     wrong += "devices=0,1 name=../x name=/x name=.. seed=-1 seed=9223372036854775808"
     command = [sys.executable, "-c", OPTIONS, *wrong.split()]
