@@ -440,6 +440,12 @@ def test_impossible_sizes_name_the_field() -> None:
         assert field.partition("=")[0].removeprefix("tool_") in message, message
 
 
+def test_only_a_node_has_no_learner(tmp_path: Path) -> None:
+    code, message = refused(f"runs={tmp_path}", "learner_ranks=0")
+    assert code == 2
+    assert "learner_ranks must be at least 1, got 0: only a rollout node" in message
+
+
 def test_a_missing_checkpoint_is_named_and_not_downloaded(tmp_path: Path) -> None:
     code, message = refused(f"runs={tmp_path}", "model=owner/name")
     assert code == 2
