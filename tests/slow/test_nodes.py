@@ -120,9 +120,10 @@ def test_a_node_that_is_killed_changes_no_number(here: Cluster, wanted: list[dic
     one, two = here.node("one"), here.node("two")
     one.until("joined the run")
     two.until("joined the run")
+    here.until_under_way(0)
+    three = here.node("three")  # nodes join while the run goes on
     here.until_under_way(1)
     one.process.kill()
-    three = here.node("three")  # nodes join while the run goes on
     ends_well(lead, two, three)
     assert one.end() == -9
     assert one.left() == []
