@@ -63,7 +63,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A process of the run on a machine that Ray chooses. keys=KEYS stands for a private folder with keys."""
+    """A process of the run on a machine that Ray chooses. KEYS in a word stands for a private folder with keys."""
 
     words: Sequence[str]
     cpus: int = 1
@@ -82,7 +82,7 @@ class Process:
             self._write(private, key_files)
             self._process = await asyncio.create_subprocess_exec(
                 *[sys.executable, "-S", "-m", "engine.process.tied", str(os.getpid())],  # killed with this actor
-                *(f"keys={private}" if word == "keys=KEYS" else word for word in words),
+                *(word.replace("KEYS", private) for word in words),
                 cwd=folder,
                 env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},  # Ray sets it
             )

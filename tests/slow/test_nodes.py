@@ -117,11 +117,9 @@ def ends_well(*runs: Run) -> None:
 def test_a_node_that_is_killed_changes_no_number(here: Cluster, wanted: list[dict[str, float]]) -> None:
     lead = here.lead()
     lead.until("rollout nodes may join")
-    one, two = here.node("one"), here.node("two")
+    one, two, three = (here.node(name) for name in ("one", "two", "three"))
     one.until("joined the run")
     two.until("joined the run")
-    here.until_under_way(0)
-    three = here.node("three")  # nodes join while the run goes on
     here.until_under_way(1)
     one.process.kill()
     ends_well(lead, two, three)
