@@ -220,7 +220,8 @@ class Session:
                 async for turn.replica, delta in generated:
                     first = not deltas
                     if first:
-                        turn.started_at, turn.cached_tokens = self._timeline.now(), delta.cached_tokens
+                        turn.started_at = self._timeline.now() if delta.began is None else delta.began
+                        turn.cached_tokens = delta.cached_tokens
                     self._on_tokens(len(delta.token_ids))
                     self._watched.samples(len(delta.token_ids), turn.replica)
                     self.sampled_tokens += len(delta.token_ids)

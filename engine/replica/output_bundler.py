@@ -15,20 +15,28 @@ from typing import Any
 
 # Keys of SamplingParams.extra_args: what `OutputBundler.add` takes. Requests that have them are ours.
 DELIVER_AT, BUNDLE_SIZE = "deliver_at", "bundle"
-LOGPROBS = "logprobs"  # key of an output's kv_transfer_params
+LOGPROBS, BEGAN = "logprobs", "began"  # keys of an output's kv_transfer_params
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request with what is held of it. last: the newest held output. logprobs: a list for each column."""
+    """A request with what is held of it. last: the newest held output. logprobs: a list for each column. began: when
+    its first token came, until that has left. prefill: what vLLM said of its prefill, likewise.
+    """
 
     deliver_at: frozenset[int]
     bundle: int
     logprobs: tuple[list[float], ...]
     tokens: list[int] = field(default_factory=list)
     last: Any = None
+    began: float | None = None
+    prefill: Any = None
+    begun: bool = False
 
-    def hold(self, output: Any) -> None:
+    def hold(self, output: Any, now: float) -> None:
+        if not self.begun and output.new_token_ids:
+            self.begun, self.began = True, now
+        self.prefill = self.prefill or output.prefill_stats
         self.last = output
         self.tokens += output.new_token_ids
         if output.new_logprobs is not None:
@@ -40,6 +48,9 @@ class _Request:
         output, self.last = self.last, None
         output.new_token_ids, self.tokens = self.tokens, []
         output.new_logprobs, output.kv_transfer_params = None, {LOGPROBS: self.logprobs}
+        if self.began is not None:
+            output.kv_transfer_params[BEGAN], self.began = self.began, None
+        output.prefill_stats, self.prefill = self.prefill, None
         self.logprobs = tuple([] for _ in self.logprobs)
         return output
 
@@ -49,7 +60,8 @@ class OutputBundler:
 
     What leaves has its log-probabilities as lists of floats in `kv_transfer_params[LOGPROBS]`: one list, and with
     `masses` one of the log-masses of a grammar (`engine.replica.grammar_mass`). Decoding the arrays that vLLM sends
-    would cost the node a third of what it pays for a bundle.
+    would cost the node a third of what it pays for a bundle. The first that leaves has in `kv_transfer_params[BEGAN]`
+    when the first token came.
     """
 
     def __init__(self) -> None:
@@ -67,21 +79,21 @@ class OutputBundler:
         """Returns the number of requests with held outputs."""
         return sum(request.last is not None for request in self._requests.values())
 
-    def push(self, outputs: Iterable[Any]) -> list[Any]:
-        """Returns those of a step's outputs that are due, each with all that was held of its request."""
-        return [output for output in outputs if self._due(output)]
+    def push(self, outputs: Iterable[Any], now: float = 0.0) -> list[Any]:
+        """Returns those of a step's outputs that are due, each with all that was held of its request. now: the time."""
+        return [output for output in outputs if self._due(output, now)]
 
     def flush(self) -> list[Any]:
         """Returns everything that is held, and holds it no longer."""
         return [request.release() for request in self._requests.values() if request.last is not None]
 
-    def _due(self, output: Any) -> bool:
+    def _due(self, output: Any, now: float) -> bool:
         request = self._requests.get(output.request_id)
         if request is None:
             return True
-        request.hold(output)
-        only_tokens = output.finish_reason is None and output.events is None and output.prefill_stats is None
-        if only_tokens and len(request.tokens) < request.bundle and request.deliver_at.isdisjoint(output.new_token_ids):
+        request.hold(output, now)
+        early = output.finish_reason is None and len(request.tokens) < request.bundle
+        if early and request.deliver_at.isdisjoint(output.new_token_ids):
             return False
         request.release()
         if output.finish_reason is not None:

@@ -4,8 +4,8 @@ That takes three futures and five callbacks of the event loop for each message, 
 it does. This adapts an interface that may change. It imports vLLM, so only code that builds an engine imports it.
 
 Invariants
-- Every message is read once and in order: results of calls go to their callers, everything else into the queue from
-  which vLLM's output handler takes it.
+- Every message is read once and in order: outputs of our requests go to their streams, results of calls to their
+  callers, and everything else into the queue from which vLLM's output handler takes it.
 - An engine that says that it is dead, and a client that is shut down, end up in that queue as errors.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -20,20 +21,28 @@ from vllm.v1.engine.core_client import _process_utility_output
 from vllm.v1.engine.exceptions import EngineDeadError
 
 
-def read_directly(client: Any) -> None:
-    """Lets vLLM's AsyncMPClient read in this way when it first reads. client: has not read yet."""
+def read_directly(client: Any, deliver: Callable[[Sequence[Any]], list[Any]]) -> None:
+    """Lets vLLM's AsyncMPClient read in this way when it first reads. client: has not read yet. deliver: takes the
+    outputs of a message and returns those that vLLM's output handler is to have.
+    """
     resources, queue, calls, decoder = client.resources, client.outputs_queue, client.utility_results, client.decoder
 
     def ensure() -> None:
         if resources.output_queue_task is None:
-            reading = _read(resources, queue, calls, decoder)
+            reading = _read(resources, queue, calls, decoder, deliver)
             resources.output_queue_task = asyncio.create_task(reading, name="engine-outputs")
 
     assert resources.output_queue_task is None, "vLLM reads already"
     client._ensure_output_queue_task = ensure
 
 
-async def _read(resources: Any, queue: asyncio.Queue[Any], calls: dict[int, Any], decoder: Any) -> None:
+async def _read(
+    resources: Any,
+    queue: asyncio.Queue[Any],
+    calls: dict[int, Any],
+    decoder: Any,
+    deliver: Callable[[Sequence[Any]], list[Any]],
+) -> None:
     loop = asyncio.get_running_loop()
     socket: zmq.Socket[bytes] = zmq.Socket.shadow(resources.output_socket.underlying)
     failed: asyncio.Future[None] = loop.create_future()
@@ -49,7 +58,9 @@ async def _read(resources: Any, queue: asyncio.Queue[Any], calls: dict[int, Any]
                 outputs = decoder.decode(frames)
                 if outputs.utility_output:
                     _process_utility_output(outputs.utility_output, calls)
-                elif outputs.outputs or outputs.scheduler_stats:
+                    continue
+                outputs.outputs = deliver(outputs.outputs)
+                if outputs.outputs or outputs.scheduler_stats:
                     queue.put_nowait(outputs)
         except Exception as error:
             if not failed.done():

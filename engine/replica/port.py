@@ -24,8 +24,8 @@ class Sampling:
     """How one turn is sampled. Raises ValueError for numbers that an engine would refuse or die of.
 
     max_tokens: bound of the turn. seed: one per (run, prompt, sample, turn). ignore_eos: the model's own end token does
-    not end the turn, so that a bench can replay a length. deliver_at: tokens that are delivered as they come; others,
-    except the first of the turn, may wait for one of these. None: none waits. bundle: fewer tokens than this may wait;
+    not end the turn, so that a bench can replay a length. deliver_at: tokens that are delivered as they come; others
+    may wait for one of these. None: none waits. bundle: fewer tokens than this may wait;
     a larger bundle costs the node less. version: the adapter version to sample with; None: the newest.
     """
 
@@ -55,7 +55,8 @@ class Delta:
     """One or more tokens as a replica produced them. finish is set on the last delta: "stop", "length" or "abort".
 
     version: the replica's weight version now. spans: on the last delta, (version, start, end) over all tokens of the
-    request, exact also if weights were updated during it. logprobs: the model's own, whether or not a grammar ruled
+    request, exact also if weights were updated during it. began: on the first delta, when its first token was sampled
+    (`engine.clock`), if the replica says so. logprobs: the model's own, whether or not a grammar ruled
     tokens out. forced: of each token, whether the grammar decided about it rather than the model
     (`engine.replica.grammar_mass`); () for a turn without a grammar.
     """
@@ -67,6 +68,7 @@ class Delta:
     version: int = 0
     spans: Sequence[tuple[int, int, int]] = ()
     forced: Sequence[bool] = ()
+    began: float | None = None
 
     def without_first(self, tokens: int) -> Delta:
         """Returns the delta without its first tokens, and with its spans as they are."""

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import functools
 import gc
 import math
 import os
 import signal
+from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from engine.process.forks import Forks, forks_die_with_us
 from engine.process.last_words import LastWords
 from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig, check_sleep, prepare_environment
-from engine.replica.output_bundler import BUNDLE_SIZE, DELIVER_AT, LOGPROBS
+from engine.replica.output_bundler import BEGAN, LOGPROBS
 from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
 from engine.types import Floats
 
@@ -59,6 +58,7 @@ class Replica:
         self._adapters: dict[int, Any] = {}  # vLLM's LoRARequest by version, the oldest first
         self._using: Counter[int] = Counter()  # requests by version
         self._engine: Any = None
+        self._requests: Any = None  # the RequestSender of the engine
         self._unwatch: Callable[[], None] = _do_nothing
         # Kept for the engine's life: the engine process dies with the thread that forked it (`engine.process.forks`).
         self._thread = DaemonThread(f"replica-{index}")
@@ -133,6 +133,7 @@ class Replica:
         import engine.replica.weight_transfer
         from engine.replica.kv_stats import kv_stats_logger
         from engine.replica.output_reader import read_directly
+        from engine.replica.request_sender import RequestSender
         from engine.replica.token_streams import TokenStreams
 
         if self.config.devices and current_platform.is_cpu():  # vLLM would take most of the machine's memory
@@ -163,8 +164,9 @@ class Replica:
             tap = kv_stats_logger(self._stepped)
             self._engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=[tap])
             self._engine.log_stats = False  # the tap needs none of the front end's own statistics
-            self._engine.output_processor = TokenStreams(self._engine.output_processor)
-            read_directly(self._engine.engine_core)
+            streams = self._engine.output_processor = TokenStreams(self._engine.output_processor)
+            read_directly(self._engine.engine_core, streams.deliver)
+            self._requests = RequestSender(self._engine)
         if self.died.is_set():  # given up meanwhile, but a thread cannot be cancelled
             self._engine.shutdown(0.1)
 
@@ -186,11 +188,9 @@ class Replica:
     ) -> AsyncGenerator[Delta, None]:
         """See `engine.replica.port.Generator`. Raises ValueError for a prompt that is too long or has an unknown id."""
         from vllm.exceptions import VLLMValidationError
-        from vllm.inputs import tokens_input
 
         from engine.replica.grammars import REFUSED
 
-        parameters = _parameters(sampling)
         self._enter()
         ends = self._ends.setdefault(request_id, [])
         total = 0
@@ -199,13 +199,13 @@ class Replica:
         try:
             engine, streams = self._engine, self._engine.output_processor
             vocabulary = engine.vllm_config.model_config.get_vocab_size()
-            largest = max(token_ids, default=0)
+            largest = int(np.max(token_ids, initial=0)) if isinstance(token_ids, array) else max(token_ids, default=0)
             if largest >= vocabulary:  # vLLM does not check, and dies of such an id
                 raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {vocabulary}")
             try:
-                await engine.add_request(request_id, tokens_input(list(token_ids)), parameters, lora_request=adapter)
+                await self._requests.send(request_id, token_ids, sampling, adapter)
                 stream = streams.stream(request_id)
-                finish, cached = None, 0
+                finish, cached, began = None, 0, None
                 while finish is None:
                     output = await stream.next()
                     finish = None if output.finish_reason is None else str(output.finish_reason)
@@ -217,10 +217,12 @@ class Replica:
                     if output.prefill_stats is not None:
                         cached = output.prefill_stats.num_cached_tokens
                     total += len(output.new_token_ids)
-                    logprobs, forced = self._logprobs_of(output)
+                    extra = output.kv_transfer_params or {}  # an error's output has none
+                    logprobs, forced = self._logprobs_of(extra)
+                    began = extra.get(BEGAN)
                     now = self.version if adapter is None else version
                     spans = _spans([*ends, (now, total)], total) if finish else ()
-                    yield Delta(output.new_token_ids, logprobs, finish, cached, now, spans, forced)
+                    yield Delta(output.new_token_ids, logprobs, finish, cached, now, spans, forced, began)
             finally:
                 # Aborted here, not when the stream is collected: an abort that late could meet a weight update.
                 if (running := streams.close(request_id)) is not None:
@@ -238,9 +240,9 @@ class Replica:
             self._using[version] -= 1
             del self._ends[request_id]
 
-    def _logprobs_of(self, output: Any) -> tuple[list[float], list[bool]]:
+    def _logprobs_of(self, extra: Mapping[str, Any]) -> tuple[list[float], list[bool]]:
         """Returns the model's own log-probabilities of an output's tokens, and under a grammar which are forced."""
-        columns = (output.kv_transfer_params or {}).get(LOGPROBS, ([],))  # an error's output has none
+        columns = extra.get(LOGPROBS, ([],))
         if len(columns) == 1:
             return columns[0], []
         from engine.replica.grammar_mass import UNKNOWN, judged
@@ -347,9 +349,10 @@ class Replica:
 
     async def _end_version(self) -> None:
         """Notes that what the engine has sampled so far is of the current version. vLLM before 0.32 does not tell."""
-        while self._ends and not self._engine.engine_core.outputs_queue._getters:  # noqa: ASYNC110
+        core, streams = self._engine.engine_core, self._engine.output_processor
+        while self._ends and (streams.delivering or not core.outputs_queue._getters):  # noqa: ASYNC110
             await asyncio.sleep(0)  # its last step is still being read
-        sampled = self._engine.output_processor.sampled()
+        sampled = streams.sampled()
         for request_id, ends in self._ends.items():  # a request that is not there any more has ended
             ends.append((self.version, sampled.get(request_id, math.inf)))
 
@@ -446,54 +449,6 @@ class Replica:
 
 
 def _do_nothing() -> None: ...
-
-
-def _parameters(sampling: Sampling) -> Any:
-    """Returns vLLM's SamplingParams for a request. What is the same for all turns of a run is made and checked once.
-
-    Copies share vLLM's set of all stop tokens, to which it adds the model's; only `min_tokens` reads it.
-    """
-    parameters = copy.copy(
-        _common_parameters(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            stop_token_ids=sampling.stop_token_ids,
-            ignore_eos=sampling.ignore_eos,
-            deliver_at=sampling.deliver_at or frozenset(),
-            bundle=1 if sampling.deliver_at is None else sampling.bundle,
-        )
-    )
-    parameters.max_tokens, parameters.seed = sampling.max_tokens, sampling.seed
-    if sampling.grammar is not None:
-        parameters.logprobs = 1  # the one beside that of the token is the mass of the grammar
-        grammar = {"grammar": sampling.grammar, "grammar_tokens": sampling.grammar_tokens}
-        parameters.extra_args = parameters.extra_args | grammar
-    return parameters
-
-
-@functools.lru_cache(64)
-def _common_parameters(
-    *,
-    temperature: float,
-    top_p: float,
-    stop_token_ids: tuple[int, ...],
-    ignore_eos: bool,
-    deliver_at: frozenset[int],
-    bundle: int,
-) -> Any:
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-    return SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        stop_token_ids=list(stop_token_ids),
-        logprobs=0,
-        ignore_eos=ignore_eos,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        skip_clone=True,  # nobody else uses these parameters
-        extra_args={DELIVER_AT: list(deliver_at), BUNDLE_SIZE: bundle},
-    )
 
 
 def _signal_cause(code: int | None) -> str:

@@ -22,6 +22,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 
+from engine import clock
 from engine.process.forks import leave_terminal
 from engine.process.shared_memory import unlink_mapped
 from engine.replica.grammars import Grammars, reason_of
@@ -74,12 +75,13 @@ class BundlingScheduler(Scheduler):
             by_client = super().update_from_output(scheduler_output, model_runner_output)
         finally:
             self._in_step = False
+        now = clock.now()
         for step in by_client.values():
             for output in step.outputs if self._refusals else ():
                 output.stop_reason = self._refusals.get(output.request_id, output.stop_reason)
-            step.outputs = self._bundler.push(step.outputs)
             for output in step.outputs:
                 output.events = None  # nobody reads them: `_report` counts
+            step.outputs = self._bundler.push(step.outputs, now)
         self._refusals.clear()
         paused = self._pausing or self.pause_state is not PauseState.UNPAUSED  # steps under way may end after the pause
         if paused:

@@ -5,6 +5,9 @@ two more objects, of which our readers use the ids. This takes the place of its 
 that may change. Requests that are not ours, such as those of the canary, go vLLM's way. It imports vLLM, so only code
 that builds an engine imports it.
 
+Outputs go to their readers straight from the socket (`engine.replica.output_reader`), AT_ONCE in each iteration of the
+event loop: many that come together, as those of requests that began together do, would hold it up.
+
 Invariants
 - Each output of a request reaches its reader, in order and once; nothing comes after an end, an abort or an error.
 - A request is known from the call that adds it until its reader closes it.
@@ -14,13 +17,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from engine.replica.output_bundler import DELIVER_AT
+
+AT_ONCE = 16
 
 
 class TokenStream:
@@ -69,6 +74,7 @@ class TokenStreams(OutputProcessor):
         self.log_stats = False  # the scheduler counts what a node reads (`engine.replica.scheduler`)
         self._running: dict[str, TokenStream] = {}  # by request_id; those that have not ended
         self._by_name: dict[str, TokenStream] = {}  # those that are not closed
+        self._undelivered: deque[Any] = deque()
 
     def stream(self, name: str) -> TokenStream:
         """Returns the stream of a request that was added under this name and not closed."""
@@ -91,19 +97,36 @@ class TokenStreams(OutputProcessor):
         stream = TokenStream(request.external_req_id, request.request_id)
         self._running[stream.request_id] = self._by_name[stream.name] = stream
 
-    def process_outputs(self, engine_core_outputs: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-        others = []
-        for output in engine_core_outputs:
+    @property
+    def delivering(self) -> bool:
+        """Whether outputs have come that their readers do not have yet."""
+        return bool(self._undelivered)
+
+    def deliver(self, outputs: Sequence[Any]) -> list[Any]:
+        """Takes what an engine sent. Returns the outputs of requests that are not ours."""
+        ours = [output for output in outputs if output.request_id in self._running]
+        if ours and not self._undelivered:
+            asyncio.get_running_loop().call_soon(self._deliver_some)
+        self._undelivered += ours
+        return [] if len(ours) == len(outputs) else [it for it in outputs if it.request_id not in self._running]
+
+    def _deliver_some(self) -> None:
+        self._deliver(AT_ONCE)
+        if self._undelivered:
+            asyncio.get_running_loop().call_soon(self._deliver_some)
+
+    def _deliver(self, count: int) -> None:
+        for _ in range(min(count, len(self._undelivered))):
+            output = self._undelivered.popleft()
             stream = self._running.get(output.request_id)
-            if stream is None:
-                others.append(output)
+            if stream is None:  # it failed meanwhile
                 continue
             stream.put(output)
             if output.finish_reason is not None:
                 del self._running[output.request_id]
-        return super().process_outputs(others, *args, **kwargs)
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
+        self._deliver(len(self._undelivered))
         aborted, others = [], []
         for name in request_ids:
             stream = self._running.get(name) if internal else self._by_name.get(name)
@@ -115,6 +138,7 @@ class TokenStreams(OutputProcessor):
         return [*aborted, *super().abort_requests(others, internal)]
 
     def propagate_error(self, e: Exception) -> None:
+        self._deliver(len(self._undelivered))
         for stream in self._running.values():
             stream.fail(e)
         self._running.clear()  # there is nothing left to abort

@@ -390,7 +390,7 @@ class _Rollout:
         async with aclosing(stream) as deltas:
             async for turn.replica, delta in deltas:
                 if len(buffer.ids) == start:
-                    turn.started_at = self.timeline.now()
+                    turn.started_at = self.timeline.now() if delta.began is None else delta.began
                     turn.cached_tokens = delta.cached_tokens
                 buffer.append_sampled(delta)
                 self.owner._counts.tokens += len(delta.token_ids)

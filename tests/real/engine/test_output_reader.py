@@ -27,6 +27,7 @@ class Client:
         self.resources.output_socket.bind(path)
         self.outputs_queue = asyncio.Queue()
         self.utility_results = {}
+        self.delivered = []
         self.decoder = MsgpackDecoder(EngineCoreOutputs)
         self.engine = self.engines.socket(zmq.PUSH)
         self.engine.connect(path)
@@ -36,6 +37,11 @@ class Client:
         from vllm.v1.engine import EngineCoreOutputs
 
         self.engine.send_multipart(self._encoder.encode(EngineCoreOutputs(**fields)))
+
+    def deliver(self, outputs):
+        """As `TokenStreams.deliver`: the requests "ours" are ours."""
+        self.delivered += [output for output in outputs if output.request_id == "ours"]
+        return [output for output in outputs if output.request_id != "ours"]
 
     async def next(self):
         async with asyncio.timeout(10):
@@ -47,7 +53,7 @@ async def client(tmp_path):
     made = Client(f"ipc://{tmp_path}/engine")
     from engine.replica.output_reader import read_directly
 
-    read_directly(made)
+    read_directly(made, made.deliver)
     yield made
     made.resources()
     await asyncio.sleep(0)
@@ -55,10 +61,10 @@ async def client(tmp_path):
     made.resources.ctx.destroy(0)
 
 
-def outputs(*tokens):
+def outputs(*tokens, request="a"):
     from vllm.v1.engine import EngineCoreOutput
 
-    return [EngineCoreOutput("a", [token]) for token in tokens]
+    return [EngineCoreOutput(request, [token]) for token in tokens]
 
 
 async def test_messages_that_come_before_and_while_it_reads_come_in_order(client):
@@ -71,6 +77,14 @@ async def test_messages_that_come_before_and_while_it_reads_come_in_order(client
         assert (await client.next()).outputs[0].new_token_ids == [token]
     client.send(outputs=outputs(40))  # after a rest
     assert (await client.next()).outputs[0].new_token_ids == [40]
+
+
+async def test_our_requests_outputs_are_delivered_and_do_not_reach_vllms_queue(client):
+    client._ensure_output_queue_task()
+    client.send(outputs=outputs(1, 2, request="ours"))
+    client.send(outputs=outputs(3, request="ours") + outputs(4))
+    assert [output.new_token_ids for output in (await client.next()).outputs] == [[4]]
+    assert [output.new_token_ids for output in client.delivered] == [[1], [2], [3]]
 
 
 async def test_the_answer_to_a_call_reaches_its_caller_and_an_empty_message_nobody(client):

@@ -42,12 +42,12 @@ def ended():
 
 async def test_outputs_come_in_order_also_those_that_came_before_their_reader(streams):
     streams.add_request(request("a"))
-    streams.process_outputs([output("a", [1, 2]), output("b", [9])])
+    assert streams.deliver([output("a", [1, 2]), output("b", [9])]) == [output("b", [9])], "vLLM's own are not ours"
     stream = streams.stream("a")
     assert (await stream.next()).new_token_ids == [1, 2]
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
-    streams.process_outputs([output("a", [3], ended())])
+    streams.deliver([output("a", [3], ended())])
     assert (await waiting).new_token_ids == [3]
     assert streams.sampled() == {"a": 3}
     assert streams.close("a") is None, "it has ended: nothing is to be aborted"
@@ -56,10 +56,10 @@ async def test_outputs_come_in_order_also_those_that_came_before_their_reader(st
 
 async def test_an_abort_comes_after_what_was_there_and_only_once(streams):
     streams.add_request(request("a"))
-    streams.process_outputs([output("a", [1])])
+    streams.deliver([output("a", [1])])
     assert streams.abort_requests(["a"], internal=False) == ["a-7f"]
     assert streams.abort_requests(["a"], internal=False) == []
-    streams.process_outputs([output("a", [2])])  # on its way when it was aborted
+    streams.deliver([output("a", [2])])  # on its way when it was aborted
     stream = streams.stream("a")
     first, last = await stream.next(), await stream.next()
     assert (first.new_token_ids, last.new_token_ids, str(last.finish_reason)) == ([1], [], "abort")
@@ -79,7 +79,7 @@ async def test_an_engine_that_fails_is_told_to_all_readers_and_leaves_nothing_to
     stream, other = streams.stream("a"), streams.stream("b")
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
-    streams.process_outputs([output("b", [1])])
+    streams.deliver([output("b", [1])])
     streams.propagate_error(RuntimeError("it died"))
     assert (await other.next()).new_token_ids == [1], "what came before the failure is not lost"
     for reading in (waiting, other.next()):
@@ -87,3 +87,17 @@ async def test_an_engine_that_fails_is_told_to_all_readers_and_leaves_nothing_to
             await reading
     assert streams.close("a") is None
     assert streams.close("b") is None
+
+
+async def test_of_many_outputs_that_come_together_some_wait_so_that_the_loop_is_not_held_up(streams):
+    from engine.replica.token_streams import AT_ONCE
+
+    names = [f"r{number}" for number in range(2 * AT_ONCE + 1)]
+    for name in names:
+        streams.add_request(request(name))
+    streams.deliver([output(name, [1]) for name in names])
+    delivered = []
+    while streams.delivering:
+        await asyncio.sleep(0)
+        delivered.append(sum(streams.sampled().values()))
+    assert delivered == [AT_ONCE, 2 * AT_ONCE, 2 * AT_ONCE + 1]

@@ -7,13 +7,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.replica.output_bundler import LOGPROBS, OutputBundler
+from engine.replica.output_bundler import BEGAN, LOGPROBS, OutputBundler
 from engine.replica.port import BUNDLE
 
 Logprobs = namedtuple("Logprobs", "ids logprobs ranks cumulated")  # as vLLM's LogprobsLists
 
 
-def output(request, tokens, finish=None, events=None, prefill=None):
+def output(request, tokens, finish=None, prefill=None):
     """As vLLM's EngineCoreOutput."""
     ids_T1 = np.array(tokens, np.int64)[:, None]
     logprobs = Logprobs(ids_T1, -ids_T1.astype(np.float32), ids_T1[:, 0] + 1, None) if tokens else None
@@ -22,7 +22,6 @@ def output(request, tokens, finish=None, events=None, prefill=None):
         new_token_ids=[*tokens],
         new_logprobs=logprobs,
         finish_reason=finish,
-        events=events,
         prefill_stats=prefill,
         kv_transfer_params=None,
     )
@@ -32,14 +31,24 @@ def sizes(bundler, outputs):
     return [len(found.new_token_ids) for found in bundler.push(outputs)]
 
 
-def test_the_first_token_leaves_at_once_then_bundles_and_the_rest_with_the_end():
+def test_bundles_leave_and_the_rest_with_the_end():
     bundler = OutputBundler()
     bundler.add("a", [], BUNDLE)
-    left = [sizes(bundler, [output("a", [0], prefill="here")])]
-    left += [sizes(bundler, [output("a", [n])]) for n in range(2 * BUNDLE + 3)]
+    left = [sizes(bundler, [output("a", [n])]) for n in range(2 * BUNDLE + 3)]
     left.append(sizes(bundler, [output("a", [9], finish="stop")]))
-    assert [size for step in left for size in step] == [1, BUNDLE, BUNDLE, 4]
+    assert [size for step in left for size in step] == [BUNDLE, BUNDLE, 4]
     assert sizes(bundler, [output("a", [1])]) == [1], "it has ended, and is forgotten"
+
+
+def test_the_first_bundle_says_when_its_first_token_came_and_what_was_prefilled():
+    bundler = OutputBundler()
+    bundler.add("a", [], 2)
+    assert bundler.push([output("a", [], prefill="here")], 1.0) == [], "a part of a prefill brings no token"
+    assert bundler.push([output("a", [4], prefill="again")], 2.0) == []
+    [first] = bundler.push([output("a", [5])], 3.0)
+    assert (first.prefill_stats, first.kv_transfer_params[BEGAN]) == ("here", 2.0)
+    [second] = bundler.push([output("a", [6, 7])], 4.0)
+    assert (second.prefill_stats, BEGAN in second.kv_transfer_params) == (None, False)
 
 
 def test_a_request_may_ask_for_other_bundles():
@@ -56,11 +65,10 @@ def test_a_token_that_its_reader_waits_for_takes_along_what_waits():
     assert [sizes(bundler, [output("a", [token])]) for token in (1, 2, 7, 7, 3)] == [[], [], [3], [1], []]
 
 
-def test_what_was_preempted_and_what_nobody_added_is_told_at_once():
+def test_what_nobody_added_leaves_at_once():
     bundler = OutputBundler()
     bundler.add("a", [], BUNDLE)
     assert sizes(bundler, [output("a", [1]), output("b", [1])]) == [1]
-    assert sizes(bundler, [output("a", [1], events=["preempted"])]) == [2]
 
 
 def test_an_aborted_request_is_forgotten():
@@ -77,7 +85,7 @@ def test_an_end_without_a_token_brings_those_that_waited():
     bundler.add("a", [], BUNDLE)
     bundler.push([output("a", [4])])
     (last,) = bundler.push([output("a", [], finish="error")])
-    assert (last.new_token_ids, last.new_logprobs, last.kv_transfer_params) == ([4], None, {LOGPROBS: ([-4.0],)})
+    assert (last.new_token_ids, last.new_logprobs, last.kv_transfer_params[LOGPROBS]) == ([4], None, ([-4.0],))
 
 
 def with_masses(made, masses):
@@ -94,8 +102,8 @@ def test_only_a_request_with_a_grammar_gets_log_masses():
     bundler.push([output("free", [4]), with_masses(output("ruled", [6]), [-0.25])])
     ended = [with_masses(output(name, [5], finish="stop"), [-0.5]) for name in ("free", "ruled")]
     free, ruled = bundler.push(ended)
-    assert free.kv_transfer_params == {LOGPROBS: ([-4.0, -5.0],)}
-    assert ruled.kv_transfer_params == {LOGPROBS: ([-6.0, -5.0], [-0.25, -0.5])}
+    assert free.kv_transfer_params[LOGPROBS] == ([-4.0, -5.0],)
+    assert ruled.kv_transfer_params[LOGPROBS] == ([-6.0, -5.0], [-0.25, -0.5])
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.booleans()))
@@ -115,7 +123,7 @@ def test_whatever_comes_leaves_once_and_in_order(steps, deliver_at):
             left[found.request_id] += found.new_token_ids
             waiting[found.request_id] = 0
             expected = [-token for token in found.new_token_ids]
-            assert found.kv_transfer_params == {LOGPROBS: (expected,)}
+            assert found.kv_transfer_params[LOGPROBS] == (expected,)
         assert max(waiting.values()) < BUNDLE
         assert all(whole[: len(left[name])] == left[name] for name, whole in sampled.items())
         assert deliver_at.isdisjoint(tokens) or left[name] == sampled[name]
