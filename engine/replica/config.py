@@ -19,7 +19,6 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the affinity is set by the node, per engine
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "16",  # outputs handled in one go; more would block the event loop
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # hides a NUMA notice per engine
 }

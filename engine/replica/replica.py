@@ -199,7 +199,10 @@ class Replica:
         try:
             engine, streams = self._engine, self._engine.output_processor
             vocabulary = engine.vllm_config.model_config.get_vocab_size()
-            largest = int(np.max(token_ids, initial=0)) if isinstance(token_ids, array) else max(token_ids, default=0)
+            if isinstance(token_ids, array):
+                largest = int(np.frombuffer(token_ids, np.intc).max(initial=0))
+            else:
+                largest = max(token_ids, default=0)
             if largest >= vocabulary:  # vLLM does not check, and dies of such an id
                 raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {vocabulary}")
             try:

@@ -28,6 +28,8 @@ from engine.replica.output_bundler import BUNDLE_SIZE, DELIVER_AT
 from engine.replica.port import Sampling
 
 KINDS = 64  # that are remembered
+_ADD = EngineCoreRequestType.ADD.value
+_MORE, _LAST = int(zmq.SNDMORE | zmq.NOBLOCK), int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums takes microseconds
 
 
 class RequestSender:
@@ -64,9 +66,9 @@ class RequestSender:
         self._engine._run_output_handler()
         self._client._ensure_output_queue_task()
         frames = self._client.encoder.encode(request)
-        for frame in (self._client.core_engine, EngineCoreRequestType.ADD.value, *frames[:-1]):
-            self._socket.send(frame, zmq.SNDMORE | zmq.NOBLOCK)
-        self._socket.send(frames[-1], zmq.NOBLOCK)
+        for frame in (self._client.core_engine, _ADD, *frames[:-1]):
+            self._socket.send(frame, _MORE)
+        self._socket.send(frames[-1], _LAST)
 
     async def _checked(self, name: str, ids: list[int], sampling: Sampling, adapter: Any) -> EngineCoreRequest:
         """Returns the request as vLLM makes it. Raises VLLMValidationError."""

@@ -23,9 +23,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from engine.replica.output_bundler import DELIVER_AT
-
-AT_ONCE = 16
+from engine.replica.output_bundler import AT_ONCE, DELIVER_AT
 
 
 class TokenStream:

@@ -1,8 +1,8 @@
 """Runs thousands of trajectories on one event loop, with replicas that step like engines but only repeat a script.
 
 A step comes every step_s and gives each running request one token. Tokens leave in bundles, as
-`engine.replica.output_bundler` makes them, and bundles are handed out CHUNK at a time with a turn of the loop between,
-as vLLM does. Each trajectory calls a tool once, waits for it and answers; turns differ in length.
+`engine.replica.output_bundler` makes them, and bundles are handed out AT_ONCE at a time with a turn of the loop
+between, as `engine.replica.token_streams` does. Each trajectory calls a tool once, waits for it and answers; turns differ in length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.measuring.bench import BenchFailed
 from engine.balancing.kv_aware import KvAware
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.replica.config import ENVIRONMENT
+from engine.replica.output_bundler import AT_ONCE
 from engine.replica.port import Delta, KvSample, ReplicaPort, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig, Rollouts
@@ -37,7 +37,6 @@ REPLICAS = 8
 RUNNING = 512  # trajectories that a replica's KV cache holds, all together 4,096
 QUEUED = 16_384
 STEP_S = 0.1
-CHUNK = int(ENVIRONMENT["VLLM_V1_OUTPUT_PROC_CHUNK_SIZE"])
 BLOCK_SIZE = 32
 MAX_TOKENS = 256
 SAMPLES = 16
@@ -50,7 +49,6 @@ class _Request:
     length: int
     deliver_at: frozenset[int]
     bundle: int
-    begun: bool = False
     held: list[tuple[int, bool]] = field(default_factory=list)
     ready: list[tuple[int, bool]] = field(default_factory=list)
     wake: asyncio.Future[None] | None = None
@@ -62,9 +60,8 @@ class _Request:
             return False
         self.length += 1
         self.held.append((token, last))
-        if self.begun and len(self.held) < self.bundle and not last and token not in self.deliver_at:
+        if len(self.held) < self.bundle and not last and token not in self.deliver_at:
             return False
-        self.begun = True
         self.ready += self.held
         self.held.clear()
         return True
@@ -130,8 +127,8 @@ class SteppingReplica:
             await asyncio.sleep(step_s)
             running = list(self._requests)
             leaving = [request for request in running if request.step()]
-            for start in range(0, len(leaving), CHUNK):
-                for request in leaving[start : start + CHUNK]:
+            for start in range(0, len(leaving), AT_ONCE):
+                for request in leaving[start : start + AT_ONCE]:
                     if request.wake is not None and not request.wake.done():
                         request.wake.set_result(None)
                 await asyncio.sleep(0)
@@ -195,7 +192,7 @@ async def scale(
             async with asyncio.TaskGroup() as tasks:
                 for number in range(total):
                     tasks.create_task(one(number), name=f"trajectory-{number}")
-                    if number % CHUNK == 0:
+                    if number % AT_ONCE == 0:
                         await asyncio.sleep(0)
                 await asyncio.sleep(0.1)
                 started = resident_bytes() - memory

@@ -60,7 +60,7 @@ async def test_a_version_ends_when_what_its_last_step_sampled_was_read():
                 tokens.append(token)
 
     replica = Replica(ReplicaConfig(checkpoint=TINY), 0, None, lambda *_: None)
-    processor = SimpleNamespace(sampled=lambda: {"one": len(tokens)})
+    processor = SimpleNamespace(sampled=lambda: {"one": len(tokens)}, delivering=False)
     replica._engine = SimpleNamespace(engine_core=SimpleNamespace(outputs_queue=queue), output_processor=processor)
     replica._ends = {"one": [], "ended": []}
     reader = asyncio.create_task(read())
@@ -68,6 +68,19 @@ async def test_a_version_ends_when_what_its_last_step_sampled_was_read():
     await replica._end_version()
     reader.cancel()
     assert replica._ends == {"one": [(-1, 3)], "ended": [(-1, math.inf)]}
+
+
+async def test_a_version_ends_when_what_came_of_our_requests_was_delivered():
+    queue = asyncio.Queue()
+    waiting = asyncio.create_task(queue.get())
+    replica = Replica(ReplicaConfig(checkpoint=TINY), 0, None, lambda *_: None)
+    streams = SimpleNamespace(sampled=lambda: {"one": 0 if streams.delivering else 3}, delivering=True)
+    replica._engine = SimpleNamespace(engine_core=SimpleNamespace(outputs_queue=queue), output_processor=streams)
+    replica._ends = {"one": []}
+    asyncio.get_running_loop().call_later(0.01, setattr, streams, "delivering", False)
+    await replica._end_version()
+    waiting.cancel()
+    assert replica._ends == {"one": [(-1, 3)]}
 
 
 async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):

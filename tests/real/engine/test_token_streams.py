@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.replica.config import prepare_environment
-from engine.replica.output_bundler import BUNDLE_SIZE, DELIVER_AT
+from engine.replica.output_bundler import AT_ONCE, BUNDLE_SIZE, DELIVER_AT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the import of vLLM
 OURS = {DELIVER_AT: [], BUNDLE_SIZE: 4}
@@ -90,8 +90,6 @@ async def test_an_engine_that_fails_is_told_to_all_readers_and_leaves_nothing_to
 
 
 async def test_of_many_outputs_that_come_together_some_wait_so_that_the_loop_is_not_held_up(streams):
-    from engine.replica.token_streams import AT_ONCE
-
     names = [f"r{number}" for number in range(2 * AT_ONCE + 1)]
     for name in names:
         streams.add_request(request(name))
