@@ -2,7 +2,8 @@
 
 A step comes every step_s and gives each running request one token. Tokens leave in bundles, as
 `engine.replica.output_bundler` makes them, and bundles are handed out AT_ONCE at a time with a turn of the loop
-between, as `engine.replica.token_streams` does. Each trajectory calls a tool once, waits for it and answers; turns differ in length.
+between, as `engine.replica.token_streams` does. Each trajectory calls a tool once, waits for it and answers; turns
+differ in length.
 """
 
 from __future__ import annotations

@@ -189,3 +189,53 @@ async def test_before_vllm_is_imported_compilation_is_disabled_on_the_cpu_alone(
     with pytest.raises(ImportError, match="vllm"):
         Replica(ReplicaConfig(checkpoint=TINY, devices=devices), 0, None, lambda *_: None)._build()
     assert os.environ.get("TORCHDYNAMO_DISABLE") == disabled
+
+
+ONE_KIND = """
+import asyncio, sys
+from engine.replica.config import ReplicaConfig, prepare_environment
+prepare_environment()
+from engine.replica.port import Sampling
+from engine.replica.replica import Replica
+from engine.run.workspace import workspace
+
+async def main():
+    replica = Replica(ReplicaConfig(checkpoint=sys.argv[1], max_model_len=64, kv_blocks=16), 0, None, lambda *_: None)
+    await replica.start()
+
+    async def turn(name, ids, tokens, **options):
+        shared = dict(temperature=1.0, stop_token_ids=(2,), deliver_at=frozenset(), ignore_eos=True)
+        sampling = Sampling(max_tokens=tokens, **{**shared, "seed": 7, **options})
+        return [token async for delta in replica.generate(ids, sampling, name) for token in delta.token_ids]
+
+    try:
+        first = await turn("a", [1, 5, 6], 12)
+        again, short, other, two = await asyncio.gather(
+            turn("b", [1, 5, 6], 12),
+            turn("c", [1, 5, 6], 5),
+            turn("d", [1, 5, 6], 12, seed=8),
+            turn("e", [1, 40, 90, 17, 3], 12),
+        )
+        print(again == first, short == first[:5], other != first, two != first, len(first))
+        for ids in ([1] * 64, []):
+            try:
+                await turn("f", ids, 3)
+            except ValueError as error:
+                print("refused", str(error)[:40])
+        print(await turn("b", [1, 5, 6], 12) == first)  # a name may come again
+    finally:
+        await replica.shutdown()
+
+with workspace():
+    asyncio.run(main())
+"""
+
+
+def test_requests_of_one_kind_share_what_was_checked_and_nothing_else():
+    done = subprocess.run([sys.executable, "-c", ONE_KIND, TINY], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.stdout.splitlines() == [
+        "True True True True 12",
+        "refused replica 0 refuses the request: The decod",
+        "refused replica 0 refuses the request: The decod",
+        "True",
+    ], done.stdout + done.stderr[-2000:]
