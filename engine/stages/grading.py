@@ -33,7 +33,7 @@ async def graded(
         return trajectory
     answer = await _answer(
         partial(call, "reward", reward, trajectory),
-        f"in the reward {place_of(reward)}, for {trajectory.prompt.id}, sample {trajectory.sample}",
+        lambda: f"in the reward {place_of(reward)}, for {trajectory.prompt.id}, sample {trajectory.sample}",
         timeline=timeline,
         deadline_s=deadline_s,
         prompt_id=trajectory.prompt.id,
@@ -61,7 +61,7 @@ async def graded_together(
     prompt_id = asked[0].prompt.id
     answer = await _answer(
         partial(call, "reward", reward, asked),
-        f"in the reward {place_of(reward)}, for the group of {prompt_id}",
+        lambda: f"in the reward {place_of(reward)}, for the group of {prompt_id}",
         timeline=timeline,
         deadline_s=deadline_s,
         prompt_id=prompt_id,
@@ -95,14 +95,14 @@ def _grades(answer: Any, asked: Sequence[Trajectory], reward: GroupReward) -> li
 
 async def _answer(
     ask: Callable[[], Awaitable[Any]],
-    where: str,
+    where: Callable[[], str],
     *,
     timeline: Timeline,
     deadline_s: float,
     prompt_id: str,
     **labels: int,
 ) -> Any:
-    """Returns the reward's answer, or a RolloutError if it gave none. where: the note that its exceptions get."""
+    """Returns the reward's answer, or a RolloutError if it gave none. where: makes the note that its exceptions get."""
     started = timeline.now()
     lane = timeline.lanes["reward"].take()
     try:
@@ -111,13 +111,13 @@ async def _answer(
                 return await ask()
     except (GraderUnavailable, TimeoutError) as failure:
         if isinstance(failure, TimeoutError) and not budget.expired():
-            add_note(failure, where)
+            add_note(failure, where())
             raise  # a bug in the reward, not our deadline
         return _error(str(failure) or _no_reason(failure, deadline_s))
     except WrongPart:
         raise
     except Exception as failure:
-        add_note(failure, where)
+        add_note(failure, where())
         raise
     finally:
         timeline.span("reward", prompt_id, started, timeline.now(), lane, **labels)

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, replace
 
@@ -95,6 +96,7 @@ class Reading:
     several: bool = False
 
 
+@functools.lru_cache(1024)  # of a group all have one reference, and many an answer
 def read(content: str, *, beside_list: bool = False) -> Reading:
     r"""Reads a text of at most a few thousand characters.
 
