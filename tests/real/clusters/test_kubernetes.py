@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from engine.commands.node import Options
 from engine.console.options import parse, parse_all
 from engine.programs.invocation import Invocation, Machines
-from engine.programs.node import Options
 from recipes.quickstart import Config
 from sandbox import keys
 from sandbox.host.host import HostConfig

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.commands.node import Options
 from engine.console.options import parse, parse_all
 from engine.programs.invocation import Invocation, Machines
-from engine.programs.node import Options
 from recipes.clusters import on_ray
 from recipes.clusters.on_ray import Command, Config, Job, ProcessFailed, processes
 from recipes.quickstart import Config as Quickstart

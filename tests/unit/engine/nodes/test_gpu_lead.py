@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from engine.assembly.devices import DevicePlan
+from engine.commands.node import node_options
 from engine.console.options import flat, overrides, parse
 from engine.errors import BadInput
 from engine.nodes.messages import Job
 from engine.programs import roles
-from engine.programs.node import node_options
 from engine.programs.roles import check_devices, check_gpus
 from engine.replica.config import ReplicaConfig
 from recipes.quickstart import Config

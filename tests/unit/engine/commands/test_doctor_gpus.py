@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.programs import doctor
-from engine.programs.doctor import gpu_lines
+from engine.commands import doctor
+from engine.commands.doctor import gpu_lines
 from engine.telemetry.gpus import Gpu, Gpus
 
 GIB = 1 << 30

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.commands.node import Options, _options
 from engine.console.options import parse
 from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig, launcher, node_command
@@ -15,7 +16,6 @@ from engine.nodes.lead_protocol import difference
 from engine.nodes.messages import LearnerHosts
 from engine.programs import learner_host
 from engine.programs.invocation import Machines
-from engine.programs.node import Options, _options
 from engine.recipe import name_of
 from recipes.quickstart import Config
 from sandbox import keys
