@@ -118,6 +118,7 @@ class NodeProtocol:
 
     def _begin(self) -> None:
         self._link = Link(self._make_session())
+        self._greeted = False  # a hello of this session was sent
         self.welcomed = False
         self._pause, self._until_hello = 1, 0
         self._lead_beats = 0
@@ -135,13 +136,14 @@ class NodeProtocol:
         """Leaves now. What is not made goes to others, which continue after the last turn that the lead has."""
         self.leaving = self._leaves = True
         self._drop(list(self._work))
-        if self.welcomed:
+        if self._greeted:
             self._post(Leave(session=self._link.session))
 
     def tick(self, *, version: int, pulled: int, free_tokens: int, tokens: int) -> None:
         """Sends a hello or a beat. It is called each second of the node's, and whenever its weights have changed."""
         if self.leaving and not self.welcomed:
-            self._events.left()  # the lead has given its groups to others, or has never granted any
+            self.leave()
+            self._events.left()
             return
         if not self.welcomed:
             self._hello()
@@ -218,6 +220,7 @@ class NodeProtocol:
         if self._until_hello > 0:
             return
         self._pause = self._until_hello = min(2 * self._pause, MAX_PAUSE)
+        self._greeted = True
         self._post(
             Hello(
                 session=self._link.session,

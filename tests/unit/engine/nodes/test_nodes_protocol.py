@@ -468,6 +468,24 @@ def test_a_node_that_is_told_to_leave_goes_also_if_the_lead_is_away():
     assert world.left == 2, "and before it has ever joined"
 
 
+@pytest.mark.parametrize("way", ["drain", "leave"])
+def test_a_node_that_is_told_to_leave_before_its_welcome_is_not_waited_for(way):
+    """`leave` is what Ctrl-C and the end of the grace do."""
+    world = a_world(nodes=2)
+    leaving, other = world.nodes
+    leaving.tick()
+    world.deliver_to_lead(leaving)  # the lead grants it the group of the next line; neither has reached it
+    world.admit()
+    getattr(leaving.protocol, way)()
+    leaving.tick()
+    assert world.left == 1
+    while leaving.outbox:
+        world.deliver_to_lead(leaving)
+    assert [member.name for member in world.lead.nodes] == []
+    join(world, other)
+    assert other.protocol.held == [Key(0, 0)]
+
+
 def hello(number, gpus, process=None):
     named = {"session": b"session %d" % number, "name": f"node-{number}", "build": BUILD}
     return Hello(**named, capacity_tokens=1, replicas=1, gpus=gpus, process=process or b"process %d" % number)
