@@ -27,7 +27,14 @@ serve() {
     done
 }
 
-trap 'trap - INT TERM; kill -TERM 0' INT TERM
+end() {
+    for group in $(jobs -p); do kill -TERM -- "-$group"; done
+} 2>/dev/null
+
+set -m # each host has a process group, by which it is ended; the group of this script may have others in it
+trap end EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 for host in "$@"; do
     serve "$host" &
 done

@@ -99,6 +99,21 @@ def test_a_lead_without_keys_ends_with_code_2_and_the_field(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("file", ["ready", "folder"])
+def test_a_node_that_begins_is_not_ready_because_one_before_it_was(tmp_path, file):
+    """That one was killed, and could not remove its file."""
+    (tmp_path / "ready").touch()
+    (tmp_path / "folder").mkdir()
+    command = [*ROCSTAR, "node", "lead=tcp://127.0.0.1:1", "patience_s=0.1", f"ready_file={tmp_path / file}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if file == "ready":
+        assert done.returncode == 1, done.stderr
+        assert not (tmp_path / "ready").exists()
+    else:
+        assert done.returncode == 2
+        assert "ready_file" in done.stderr
+
+
 @pytest.mark.parametrize("fields", [{"nodes_only": True}, {"nodes_keys": "keys"}])
 def test_options_for_nodes_need_an_address(fields):
     with pytest.raises(ValueError, match="nodes must be an address"):
