@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ def least_pinned(processes: Path = Path("/proc")) -> list[int]:
 
 
 @contextmanager
-def claimed_cores(replicas: int, folder: Path = Path("/sys/devices/system/cpu")) -> Iterator[list[int | None]]:
+def claimed_cores(replicas: int, folder: Path = Path("/sys/devices/system/cpu")) -> Iterator[Sequence[int | None]]:
     """Yields a core for each replica: one that no other fleet has claimed, as long as there are any.
 
     Each is None if there are more replicas than cores: a replica pinned beside a busy one would wait while another core

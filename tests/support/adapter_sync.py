@@ -4,14 +4,12 @@ Run by test_adapter_sync.py: `python -m tests.support.adapter_sync`. Prints one 
 """
 
 import asyncio
-import dataclasses
 import json
 import os
 
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import ReplicaDied, Sampling
@@ -19,9 +17,8 @@ from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
+from tests.support.first_weights import CANARY, CHECKPOINT, load_first
 
-CHECKPOINT = "recipes/tiny/agent"
-CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
 RANK, SERVED, TOKENS = 4, 2, 120
 
 
@@ -87,16 +84,8 @@ async def main():
         learner = LearnerProcess(LearnerProcessConfig(module="algo.learner", ranks=2), work, work / "log")
         fleet = Fleet(FleetConfig(watch_s=0.2, on_update="finish"), make, RoundRobin(), Timeline(), CANARY)
         async with learner, fleet:
-            message = Configure(
-                checkpoint=CHECKPOINT,
-                learner=dataclasses.asdict(settings),
-                canary=CANARY,
-                weights_dir=str(work),
-                seed=3,
-            )
-            ready, canary = await learner.configure(message)
-            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
-            found["bytes"] = size_of(ready.weights)
+            weights, _ = await load_first(learner, fleet, settings, work)
+            found["bytes"] = size_of(weights)
             replica = fleet._supervisor.live[0]
 
             async def update(version):

@@ -4,7 +4,6 @@ Run by test_tensor_parallel.py: `python -m tests.support.tensor_parallel`. Print
 """
 
 import asyncio
-import dataclasses
 import json
 import os
 import sys
@@ -14,7 +13,6 @@ import psutil
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import Sampling
@@ -22,9 +20,7 @@ from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
-
-CHECKPOINT = "recipes/tiny/agent"
-CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
+from tests.support.first_weights import CANARY, CHECKPOINT, load_first
 
 
 class Noted(Replica):
@@ -80,15 +76,7 @@ async def main(transfer):
         learner = LearnerProcess(LearnerProcessConfig(module="algo.learner"), work, work / "log")
         fleet = Fleet(FleetConfig(replicas=1, watch_s=0.2), make, RoundRobin(), Timeline(), CANARY)
         async with learner, fleet:
-            message = Configure(
-                checkpoint=CHECKPOINT,
-                learner=dataclasses.asdict(settings),
-                canary=CANARY,
-                weights_dir=str(work),
-                seed=3,
-            )
-            ready, canary = await learner.configure(message)
-            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
+            _, canary = await load_first(learner, fleet, settings, work)
             [first] = made
             computing = workers(first)
             found["workers"] = len(computing)

@@ -4,7 +4,6 @@ Run by test_weight_sync.py: `python -m tests.support.weight_sync TRANSFER RANKS`
 """
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import os
@@ -14,7 +13,6 @@ import sys
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import ReplicaDied, Sampling
@@ -22,9 +20,7 @@ from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
-
-CHECKPOINT = "recipes/tiny/agent"
-CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
+from tests.support.first_weights import CANARY, CHECKPOINT, load_first
 
 
 class Watched(Replica):
@@ -111,15 +107,7 @@ async def main(transfer, ranks):
         learner = LearnerProcess(LearnerProcessConfig(module="algo.learner", ranks=ranks), work, work / "log")
         fleet = Fleet(FleetConfig(watch_s=0.2), make, RoundRobin(), Timeline(), CANARY)
         async with learner, fleet:
-            message = Configure(
-                checkpoint=CHECKPOINT,
-                learner=dataclasses.asdict(learner_config),
-                canary=CANARY,
-                weights_dir=str(work),
-                seed=3,
-            )
-            ready, canary = await learner.configure(message)
-            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
+            _, canary = await load_first(learner, fleet, learner_config, work)
             canaries = [canary]
             for version in (1, 2, 3):
                 trained, canary = await learner.train(batch(12, step=version), version)
