@@ -20,8 +20,8 @@ BF16 = "dtype=bfloat16"
 KILLED = [*SMALL, BF16, "steps=4", "eval_every=2", "checkpoint_every=2"]
 
 
-def trained(runs: Path, *words: str) -> Path:
-    done = subprocess.run(command(runs, *words), capture_output=True, text=True, timeout=900)
+def trained(runs: Path, *options: str) -> Path:
+    done = subprocess.run(command(runs, *options), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return runs / "quickstart"
 

@@ -63,7 +63,7 @@ async def main():
     from algo.learner.config import LearnerConfig
     from tests.support.algo_fakes import batch
 
-    found = {}
+    result = {}
     config = ReplicaConfig(
         checkpoint=CHECKPOINT,
         max_model_len=256,
@@ -85,7 +85,7 @@ async def main():
         fleet = Fleet(FleetConfig(watch_s=0.2, on_update="finish"), make, RoundRobin(), Timeline(), CANARY)
         async with learner, fleet:
             weights, _ = await load_first(learner, fleet, settings, work)
-            found["bytes"] = size_of(weights)
+            result["bytes"] = size_of(weights)
             replica = fleet._supervisor.live[0]
 
             async def update(version):
@@ -96,14 +96,14 @@ async def main():
             async with asyncio.TaskGroup() as group:
                 across = group.create_task(sampled(replica, 0, "across", begun=begun))
                 await begun.wait()
-                found["ended_before_update"] = across.done()
+                result["ended_before_update"] = across.done()
                 await update(1)
                 new = group.create_task(sampled(replica, 1, "new"))
                 old = group.create_task(sampled(replica, 0, "old"))
             for name, task, version in (("across", across, 0), ("new", new, 1), ("old", old, 0)):
                 ids, logprobs, spans = task.result()
                 own, other = [await off(replica, each, ids, logprobs) for each in (version, 1 - version)]
-                found[name] = {"spans": spans, "own": own, "other": other}
+                result[name] = {"spans": spans, "own": own, "other": other}
 
             begun.clear()
             async with asyncio.TaskGroup() as group:
@@ -111,24 +111,24 @@ async def main():
                 await begun.wait()
                 await update(2)
                 await update(3)
-                found["while_used"] = sorted(replica._adapters)
-            found["kept"] = kept.result()[2]
+                result["while_used"] = sorted(replica._adapters)
+            result["kept"] = kept.result()[2]
             await update(4)
-            found["at_last"] = sorted(replica._adapters)
-            found["gone"] = (await sampled(replica, 0, "gone"))[2]
-            found["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
-            found["canary_max_abs"] = fleet.canary_max_abs
-            found["pauses"] = Unpaused.pauses
+            result["at_last"] = sorted(replica._adapters)
+            result["gone"] = (await sampled(replica, 0, "gone"))[2]
+            result["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
+            result["canary_max_abs"] = fleet.canary_max_abs
+            result["pauses"] = Unpaused.pauses
 
             fleet._supervisor.live[1].kill()
             while fleet.live != [0, 1] or fleet.deaths < 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            found["replaced"] = sorted(fleet._supervisor.live[1]._adapters)
+            result["replaced"] = sorted(fleet._supervisor.live[1]._adapters)
             try:
                 await replica.update_weights(f"{CHECKPOINT}/model.safetensors", 5)
             except ReplicaDied as error:
-                found["broken"] = str(error)
-    print(json.dumps(found))
+                result["broken"] = str(error)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -69,15 +69,15 @@ async def main():
         async with LearnerProcess(LearnerProcessConfig(module="algo.learner"), work, work / "log") as learner:
             await replica.start()
             compiled = replica._engine.vllm_config.compilation_config.mode
-            found = {"mode": int(compiled), "bare": await tokens(replica, "bare")}
+            result = {"mode": int(compiled), "bare": await tokens(replica, "bare")}
             await learner.configure(configure(settings, work, canary=[]))
             from tests.support.algo_fakes import batch  # imports torch, before which engines are forked
 
             trained, _ = await learner.train(batch(12, step=1), 1)
             await replica.update_weights(trained.weights, 1)
-            found["adapted"] = await tokens(replica, "adapted")
+            result["adapted"] = await tokens(replica, "adapted")
             await replica.shutdown()
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The real learner of the tiny agent, and its first weights on real replicas. No torch is imported before engines fork."""
+"""The real learner of the tiny agent, and its first weights on real replicas. Engines fork before it imports torch."""
 
 import dataclasses
 

@@ -140,7 +140,7 @@ def main():
     from algo.weights.layout import Layout
     from algo.weights.transport_gpu import Nccl
 
-    found = {}
+    result = {}
     with tempfile.TemporaryDirectory() as folder:
         nccl = Nccl(Layout(SHAPES, torch.bfloat16), Path(folder))
         with nccl.writing(1) as views:
@@ -149,8 +149,8 @@ def main():
         pulls = [worker.pull(nccl.address(1), 1, "replica-0") for worker in workers]
         for pull in pulls:
             pull.join(20)
-        found["both"] = [holds(worker, 1) for worker in workers]
-        found["members"] = sorted(Communicator.members)
+        result["both"] = [holds(worker, 1) for worker in workers]
+        result["members"] = sorted(Communicator.members)
 
         dying = [Worker(0, 2), Worker(1, 2, dies_after=0)]
         begun = time.monotonic()
@@ -160,16 +160,16 @@ def main():
         pulls = [worker.pull(nccl.address(1), 1, "replica-2") for worker in other]
         for pull in pulls:
             pull.join(20)
-        found["beside_a_dying_one"] = [holds(worker, 1) for worker in other]
+        result["beside_a_dying_one"] = [holds(worker, 1) for worker in other]
         with nccl.writing(2) as views:
             filled(views, 2)
-        found["waited_s"] = round(time.monotonic() - begun, 1)
+        result["waited_s"] = round(time.monotonic() - begun, 1)
         again = [Worker(rank, 2) for rank in range(2)]
         pulls = [worker.pull(nccl.address(2), 2, "replica-0") for worker in again]
         for pull in pulls:
             pull.join(20)
-        found["next"] = [holds(worker, 2) for worker in again]
-    print(json.dumps(found))
+        result["next"] = [holds(worker, 2) for worker in again]
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

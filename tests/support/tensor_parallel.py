@@ -30,10 +30,10 @@ class Noted(Replica):
     came = asyncio.Event()
 
     async def logprobs(self, sequences):
-        found = await super().logprobs(sequences)
+        result = await super().logprobs(sequences)
         Noted.asked.append((self.version, self.pid))
         Noted.came.set()
-        return found
+        return result
 
 
 def shared_memory():
@@ -61,7 +61,7 @@ async def main(transfer):
     from algo.learner.config import LearnerConfig
     from tests.support.algo_fakes import batch
 
-    before, found = shared_memory(), {}
+    before, result = shared_memory(), {}
     config = ReplicaConfig(
         checkpoint=CHECKPOINT, max_model_len=256, kv_blocks=16, weight_transfer=transfer, tensor_parallel=2
     )
@@ -79,36 +79,36 @@ async def main(transfer):
             _, canary = await load_first(learner, fleet, settings, work)
             [first] = made
             computing = workers(first)
-            found["workers"] = len(computing)
-            found["named"] = sorted(shared_memory() - before)
-            found["open_to_others"] = [
+            result["workers"] = len(computing)
+            result["named"] = sorted(shared_memory() - before)
+            result["open_to_others"] = [
                 str(socket.laddr)
                 for process in (psutil.Process(first.pid), *computing)
                 for socket in process.net_connections("inet")
                 if socket.status == psutil.CONN_LISTEN and socket.laddr.ip != "127.0.0.1"
             ]
-            found["sessions"] = sum(os.getsid(process.pid) == process.pid for process in computing)
+            result["sessions"] = sum(os.getsid(process.pid) == process.pid for process in computing)
             trained, moved = await learner.train(batch(12, step=1), 1)
             await fleet.update_weights(PublishedWeights(trained.weights, 1, moved))
-            found["moved"] = float(abs(moved - canary).max())
-            found["canary_max_abs"] = fleet.canary_max_abs
-            ids, found["off"] = await sampled(first, "before")
+            result["moved"] = float(abs(moved - canary).max())
+            result["canary_max_abs"] = fleet.canary_max_abs
+            ids, result["off"] = await sampled(first, "before")
 
             Noted.came.clear()
             computing[1].kill()
             await Noted.came.wait()  # of the replacement
             await asyncio.sleep(0)
-            found["deaths"] = fleet.deaths
-            found["asked"] = [version for version, _ in Noted.asked]
-            found["processes"] = len({pid for _, pid in Noted.asked})
+            result["deaths"] = fleet.deaths
+            result["asked"] = [version for version, _ in Noted.asked]
+            result["processes"] = len({pid for _, pid in Noted.asked})
             _, alive = psutil.wait_procs(computing, timeout=10)
-            found["left"] = [process.name() for process in alive]
-            found["same"] = (await sampled(made[-1], "after"))[0] == ids
+            result["left"] = [process.name() for process in alive]
+            result["same"] = (await sampled(made[-1], "after"))[0] == ids
             computing = workers(made[-1])
         _, alive = psutil.wait_procs(computing, timeout=10)
-        found["left"] += [process.name() for process in alive]
-    found["shared_memory"] = sorted(shared_memory() - before)
-    print(json.dumps(found))
+        result["left"] += [process.name() for process in alive]
+    result["shared_memory"] = sorted(shared_memory() - before)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

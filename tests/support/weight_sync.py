@@ -55,10 +55,10 @@ class Watched(Replica):
         core.add_request_async, core.resume_scheduler_async = counted_add, counted_resume
 
     async def logprobs(self, sequences):
-        found = await super().logprobs(sequences)
+        result = await super().logprobs(sequences)
         Watched.given.append((self.index, self.version, self.pid))
         Watched.came.set()
-        return found
+        return result
 
 
 async def given(count):
@@ -96,7 +96,7 @@ async def main(transfer, ranks):
     from algo.learner.config import LearnerConfig
     from tests.support.algo_fakes import batch
 
-    found = {}
+    result = {}
     config = ReplicaConfig(checkpoint=CHECKPOINT, max_model_len=256, kv_blocks=16, weight_transfer=transfer)
     learner_config = LearnerConfig(threads=1, weight_transfer=transfer, lr=3e-3, warmup_steps=0)
 
@@ -114,30 +114,30 @@ async def main(transfer, ranks):
                 canaries.append(canary)
                 Watched.victim = 1 if version == 3 else None
                 await fleet.update_weights(PublishedWeights(trained.weights, version, canary))
-            found["moved"] = [float(abs(a - b).max()) for a, b in itertools.pairwise(canaries)]
+            result["moved"] = [float(abs(a - b).max()) for a, b in itertools.pairwise(canaries)]
             await given(8)  # the replaced one too has the weights and passed
-            found["given"] = sorted((index, version) for index, version, _ in Watched.given)
+            result["given"] = sorted((index, version) for index, version, _ in Watched.given)
             pids = {pid for _, _, pid in Watched.given}
-            found["processes"] = len(pids)
+            result["processes"] = len(pids)
 
             replica = fleet._supervisor.live[0]
             try:
                 await replica.update_weights(trained.weights + "0", 4)
             except ReplicaDied as error:
-                found["broken"] = str(error)[:60]
+                result["broken"] = str(error)[:60]
             await given(9)
-            found["replaced"] = Watched.given[-1][:2]
-            found["sent"] = sorted(Watched.sent)
+            result["replaced"] = Watched.given[-1][:2]
+            result["sent"] = sorted(Watched.sent)
             trained, canary = await learner.train(batch(12, step=4), 4)
             update = fleet.update_weights(PublishedWeights(trained.weights, 4, canary))
-            found["across"] = await across(fleet._supervisor.live[1], update)
-            found["last"] = sorted(Watched.given[-2:])
-            found["last"] = [entry[:2] for entry in found["last"]]
-            found["canary_max_abs"] = fleet.canary_max_abs
-            found["deaths"] = fleet.deaths
-            found["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
-        found["mapped_anew"], found["neighbours_joined"] = mappings(work)  # after the engines were forked
-    print(json.dumps(found))
+            result["across"] = await across(fleet._supervisor.live[1], update)
+            result["last"] = sorted(Watched.given[-2:])
+            result["last"] = [entry[:2] for entry in result["last"]]
+            result["canary_max_abs"] = fleet.canary_max_abs
+            result["deaths"] = fleet.deaths
+            result["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
+        result["mapped_anew"], result["neighbours_joined"] = mappings(work)  # after the engines were forked
+    print(json.dumps(result))
 
 
 def mappings(folder):

@@ -40,8 +40,8 @@ def ssh(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     options = ["ListenAddress=127.0.0.1", f"Port={port}", f"HostKey={keys}/host", "UsePAM=no", "StrictModes=no"]
     options += [f"AuthorizedKeysFile={keys}/user.pub", f"PidFile={keys}/pid"]
-    words = [word for option in options for word in ("-o", option)]
-    with subprocess.Popen([server, "-D", "-e", "-f", "/dev/null", *words], stderr=subprocess.PIPE) as process:
+    arguments = [word for option in options for word in ("-o", option)]
+    with subprocess.Popen([server, "-D", "-e", "-f", "/dev/null", *arguments], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"listening" in process.stderr.readline()
         known = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
@@ -122,7 +122,7 @@ def pid(mark: Path) -> int:
 def until(value: Callable[[], Any]) -> Any:
     """Waits until there is a value, and returns it."""
     deadline = time.monotonic() + 30
-    while not (found := value()):
+    while not (current := value()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return current

@@ -67,7 +67,7 @@ def test_all_gpus_of_a_node_are_its_replicas(lead, given, devices, per_replica):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (
             ["devices=4,5,6"],
@@ -76,10 +76,10 @@ def test_all_gpus_of_a_node_are_its_replicas(lead, given, devices, per_replica):
         (["devices=4,4,5,6"], "devices must differ"),
     ],
 )
-def test_a_plan_that_a_node_cannot_have_is_refused_with_one_that_it_can(given, said, capsys):
+def test_a_plan_that_a_node_cannot_have_is_refused_with_one_that_it_can(given, message, capsys):
     with pytest.raises(SystemExit):
         node_config(BY_TURNS, given)
-    assert re.search(said, capsys.readouterr().err.strip())
+    assert re.search(message, capsys.readouterr().err.strip())
 
 
 def node_config(lead, given):
