@@ -27,7 +27,7 @@ def trained(runs: Path, *options: str) -> Path:
 
 
 def check_judged(folder: Path) -> None:
-    """Canary and mismatch are those of bfloat16, within what is allowed on GPUs, with room."""
+    """Checks that canary and mismatch are those of bfloat16, within what is allowed on GPUs, with room."""
     rows = [row for row in metrics(folder) if "reward" in row]
     means = [row["canary/mean_abs"] for row in rows]
     assert 1e-3 < min(means) <= max(means) < tolerance_of(TINY, "bfloat16") / 2

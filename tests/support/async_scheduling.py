@@ -40,7 +40,7 @@ def sampling(seed):
 
 
 async def request(replica, number):
-    """What is wrong with a request, and the number of versions that sampled it."""
+    """Returns what is wrong with a request, and the number of versions that sampled it."""
     tokens, sampled_by, parts, spans = [], [], 0, ()
     async for delta in replica.generate(prompt(number), sampling(number), f"request-{number}"):
         tokens += delta.token_ids

@@ -50,7 +50,7 @@ def loaded(config):
 
 
 def errors(model, weights):
-    """The largest error of each quantised layer as a share of its largest weight. weights: by Hugging Face name."""
+    """Returns the largest error of each quantised layer over its largest weight. weights: by Hugging Face name."""
     result = []
     for name, module in model.named_modules():
         if getattr(getattr(module, "weight", None), "dtype", None) is not FP8:

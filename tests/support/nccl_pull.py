@@ -28,7 +28,7 @@ class Stream:
 
 
 class HostTorch:
-    """torch, in which a GPU is the host."""
+    """Stands for torch, with the host in place of a GPU."""
 
     cuda = SimpleNamespace(
         Stream=Stream,
@@ -49,7 +49,7 @@ class HostTorch:
 
 
 class Communicator:
-    """In place of PyNcclCommunicator: it waits for all members, as NCCL does, until it is destroyed."""
+    """Stands in for PyNcclCommunicator: it waits for all members, as NCCL does, until it is destroyed."""
 
     members = []  # noqa: RUF012 (of all groups)
 
@@ -98,7 +98,7 @@ def put_stand_ins():
 
 
 class Worker:
-    """A worker's half, which takes what it gets."""
+    """Is a worker's half, which takes what it gets."""
 
     def __init__(self, rank, members, dies_after=None):
         from engine.replica.weight_transfer_gpu import NcclWeightTransfer

@@ -41,13 +41,13 @@ def shared_memory():
 
 
 def workers(replica):
-    """The processes that compute: those of vLLM below the engine's, without Python's tracker."""
+    """Returns the processes that compute: those of vLLM below the engine's, without Python's tracker."""
     below = psutil.Process(replica.pid).children()
     return [child for child in below if "Worker" in " ".join(child.cmdline())]
 
 
 async def sampled(replica, name):
-    """(ids, log-probabilities, what the canary's way gives for the same) of a request."""
+    """Samples a request. Returns its ids, and how far its log-probabilities are from what the canary's way gives."""
     sampling = Sampling(max_tokens=8, temperature=1.0, seed=1, stop_token_ids=(), ignore_eos=True)
     ids, logprobs = [5, 6, 7, 8], []
     async for delta in replica.generate([*ids], sampling, name):

@@ -47,7 +47,7 @@ def container(name: str) -> dict[str, Any]:
 
 
 def as_jobs() -> list[dict[str, Any]]:
-    """The jobs that a JobSet makes of its templates."""
+    """Returns the jobs that a JobSet makes of its templates."""
     return [
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": job["template"]["spec"]}
         for name, job in JOBS.items()

@@ -34,8 +34,9 @@ esac
 
 @pytest.fixture
 def submitted(tmp_path):
-    """A function that runs the script on four hosts. lead: the program of the lead. It returns the exit code and who
-    ran what, without the options of srun."""
+    """Returns a function that runs the script on four hosts. lead: the program of the lead. It returns the exit code
+    and who ran what, without the options of srun.
+    """
     for name, program in (("srun", SRUN), ("scontrol", SCONTROL), (".venv/bin/rocstar", ROCSTAR)):
         write(tmp_path / name, program)
 

@@ -35,7 +35,7 @@ def prompt(number: int) -> Prompt:
 
 
 class Nodes:
-    """Nodes by name, each with replicas of its own. Grades take up to a fifth of a second: groups end in any order."""
+    """Holds nodes by name, each with its replicas. Grades take up to a fifth of a second: groups end in any order."""
 
     def __init__(self, run: Run, rng: random.Random) -> None:
         self._run, self._rng = run, rng
@@ -76,7 +76,7 @@ class Nodes:
 
 
 async def made(run: Run, nodes: Nodes, tasks: asyncio.TaskGroup) -> list[Group]:
-    """The groups of all prompts, of which some are wanted at once."""
+    """Returns the groups of all prompts, of which some are wanted at once."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def make(number: int) -> Group:
