@@ -25,7 +25,7 @@ class Readable:
 
     @property
     def sentence(self) -> str:
-        """One line.
+        """Returns what can be read, in one line.
 
         >>> Readable(4, 12, 16).sentence
         'The record of step 4 is damaged: 12 of 16 groups of step 4 can be read.'
