@@ -20,14 +20,14 @@ BF16 = "dtype=bfloat16"
 KILLED = [*SMALL, BF16, "steps=4", "eval_every=2", "checkpoint_every=2"]
 
 
-def trained(runs: Path, *options: str) -> Path:
-    done = subprocess.run(command(runs, *options), capture_output=True, text=True, timeout=900)
+def trained(runs: Path, *words: str) -> Path:
+    done = subprocess.run(command(runs, *words), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return runs / "quickstart"
 
 
 def check_judged(folder: Path) -> None:
-    """Checks that canary and mismatch are those of bfloat16, within what is allowed on GPUs, with room."""
+    """Canary and mismatch are those of bfloat16, within what is allowed on GPUs, with room."""
     rows = [row for row in metrics(folder) if "reward" in row]
     means = [row["canary/mean_abs"] for row in rows]
     assert 1e-3 < min(means) <= max(means) < tolerance_of(TINY, "bfloat16") / 2

@@ -320,7 +320,7 @@ def parts() -> list[Part]:
 
 
 def _learner_part(who: str, model: str, context: int, rank: int, *, checkpointing: str = "full") -> Part:
-    """Returns a part that trains on rows. who: "learner", or the "bare" model; each has the memory to itself."""
+    """who: "learner", or the "bare" model, which has the memory to itself too."""
     cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", f"checkpointing={checkpointing}")
     named = "" if checkpointing == "full" else f"_{checkpointing}"
     return Part(
