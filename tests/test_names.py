@@ -71,7 +71,7 @@ def test_modules_that_pages_name_are_there():
 
 
 def test_a_module_that_is_not_there_is_noticed():
-    assert missing("`engine.run.identity.Identity`, python -m engine.programs.view, engine/run.py") == []
+    assert missing("`engine.run.identity.Identity`, python -m engine.commands.view, engine/run.py") == []
     assert missing("`engine.run.identity.Nobody` python -m engine.console.rollouts") == [
         *("engine.run.identity.Nobody", "engine.console.rollouts")
     ]

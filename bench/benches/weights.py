@@ -212,7 +212,7 @@ class Case:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The engine's GPU."""
+        """Returns the engine's GPU, none on the CPU."""
         if self.gpu is None:
             return ()
         return (self.gpu + 1,) if self.transport == "nccl" else (self.gpu,)

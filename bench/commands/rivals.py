@@ -99,8 +99,8 @@ def main(argv: Sequence[str]) -> int:
     policies = {} if options.policy is None else load(options.policy)
     fleet = recorded(options.run, options.step, replicas=options.replicas, kv_blocks=options.kv_blocks)
     step = recorded(options.run, options.step)
-    mine = of_mine(fleet, policies)  # first: the user waits for it
-    answer = compare(step, fleet, mine, predictions(options.run, options.step))
+    users = of_users(fleet, policies)  # first: the user waits for it
+    answer = compare(step, fleet, users, predictions(options.run, options.step))
     print(answer["sentence"])
     print(answer["lever"])
     ratios = {row["policy"]: row["ratio"] for row in answer["rows"]}
@@ -122,7 +122,7 @@ def load(name: str) -> dict[str, MakePolicy]:
     return {attribute: lambda setting: UserPolicy(attribute, lambda: made(setting) if takes_setting else made(), path)}
 
 
-def of_mine(fleet: Recorded, policies: Mapping[str, MakePolicy]) -> dict[str, Result]:
+def of_users(fleet: Recorded, policies: Mapping[str, MakePolicy]) -> dict[str, Result]:
     """Simulates policies of the user's. All are made before the first is simulated. Raises ValueError if one fails."""
     _, setting = _work(fleet)
     for make in policies.values():
@@ -167,17 +167,17 @@ def error_of(made: Sequence[Prediction]) -> float | None:
 def compare(
     step: Recorded,
     fleet: Recorded | None = None,
-    mine: Mapping[str, Result] | None = None,
+    users: Mapping[str, Result] | None = None,
     made: Sequence[Prediction] = (),
 ) -> dict[str, Any]:
     """Returns a row for each policy, those of the user's first and then the run's own, and the levers, the best first.
 
-    fleet: the step on the fleet that the policies are simulated on; None: on the run's own. mine: from `of_mine`. made:
-    the predictions that the error is computed from. A lever's ratio is that of the fleet under the run's own policy.
+    fleet: the step on the fleet that the policies are simulated on; None: on the run's own. users: from `of_users`.
+    made: the predictions that the error is computed from. A lever's ratio is that of the fleet under the run's policy.
     error_log: of the logarithm of a ratio, 95 %; error_percent: of the ratio, upwards; None where it is not known.
     """
     fleet = fleet or step
-    results = dict(mine or {})
+    results = dict(users or {})
     count = min(MOST, len(step.trace))
     say(f"simulating {count:,} of {len(step.trace):,} trajectories as they ran")
     as_it_ran_s = simulated(step).makespan_s

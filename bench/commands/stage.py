@@ -288,14 +288,14 @@ def draw(path: Path, *, name: str, measured: Measured, pace_per_s: float | None)
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for row, (_, parts) in enumerate(bars):
-        left = 0.0
+        start = 0.0
         for part, share in parts:
-            axes.barh(row, 100 * share, left=100 * left, height=0.6, color=colours[part])
+            axes.barh(row, 100 * share, left=100 * start, height=0.6, color=colours[part])
             if share > 0.08:
                 axes.text(
-                    100 * (left + share / 2), row, f"{part} {100 * share:.0f} %", ha="center", va="center", fontsize=8
+                    100 * (start + share / 2), row, f"{part} {100 * share:.0f} %", ha="center", va="center", fontsize=8
                 )
-            left += share
+            start += share
     axes.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
     axes.set_xlim(0, 100)
     axes.invert_yaxis()

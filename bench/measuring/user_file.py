@@ -28,12 +28,12 @@ def attribute_of(name: str, what: str) -> tuple[Any, Path]:
         raise ValueError(f"{at} is no Python: {error.msg}. Fix: correct this line of the file") from error
     except Exception as error:
         raise ValueError(f"{path} cannot be loaded: {told(error, path)}. Fix: correct this line of the file") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    part = getattr(module, attribute, None)
+    if not callable(part):
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         there = [each for each in own if callable(getattr(module, each))]
         raise ValueError(f"{file} has no {what} {attribute!r}. Fix: one of {', '.join(there) or 'none'}")
-    return found, path
+    return part, path
 
 
 def told(error: BaseException, path: Path) -> str:

@@ -19,7 +19,7 @@ FEWEST = 10  # steps of which a fit is made
 
 
 class EngineStep(Protocol):
-    """What a replica told of its newest steps, `t` seconds after the run began; the counts are those at their end."""
+    """Holds what a replica reported of its newest steps, `t` seconds after the run began. Its counts are the last."""
 
     @property
     def replica(self) -> int: ...

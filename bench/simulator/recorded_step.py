@@ -58,10 +58,10 @@ def recorded(
     """
     run = RecordedRun(path)
     groups = run.groups(run.find(step))
-    if not (found := readable(run, step, len(groups))).is_whole:  # a part of a step takes less time than all of it
+    if not (reading := readable(run, step, len(groups))).is_whole:  # a part of a step takes less time than all of it
         whole = [each for each in run.steps if readable(run, each, len(run.outlines(each))).is_whole]
         fix = f"step= takes one of {whole}" if whole else "name another run, since no step of this one is whole"
-        raise ValueError(f"{found.sentence} It cannot be compared with the time that all took. Fix: {fix}")
+        raise ValueError(f"{reading.sentence} It cannot be compared with the time that all took. Fix: {fix}")
     blocks, count = _fleet(path, replicas, kv_blocks)
     members = [member for recorded in groups for member in recorded.group.trajectories]
     trace = list(traced(groups))

@@ -137,7 +137,7 @@ class TrainingConfig:
 
     @property
     def canary_bound(self) -> float | None:
-        """The canary's tolerance; None: no limit. One side in bfloat16 is enough to expect its rounding."""
+        """Returns the canary's tolerance; None: no limit. One side in bfloat16 is enough to expect its rounding."""
         if self.canary_tolerance != "auto":
             return self.canary_tolerance
         sides = (self.replicas_config, self.learner)
@@ -183,7 +183,7 @@ class ServingConfig:
 
     @property
     def replicas_config(self) -> ReplicaConfig:
-        """The settings of each replica. On GPUs replicas compute in bfloat16, as they do beside a learner."""
+        """Returns the settings of each replica. On GPUs replicas compute in bfloat16, as they do beside a learner."""
         room = self.rollout.max_tokens + BLOCK
         config = self.replica or ReplicaConfig(checkpoint=str(self.checkpoint), max_model_len=room)
         return dataclasses.replace(

@@ -118,7 +118,7 @@ class DevicePlan:
 
     @property
     def without_learner(self) -> DevicePlan:
-        """The plan of a rollout node: the replicas of this one, on their devices.
+        """Returns the plan of a rollout node, which has the replicas of this one on their devices.
 
         >>> DevicePlan(devices=(0, 1, 2), replicas=2).without_learner.replica_devices
         (1, 2)
@@ -132,7 +132,7 @@ class DevicePlan:
 
     @property
     def decided_dtype(self) -> str | None:
-        """`dtype` with its default on GPUs; None if the configurations of replicas and learner decide."""
+        """Returns `dtype` with its default on GPUs; None if the configurations of replicas and learner decide."""
         return "bfloat16" if self.devices else self.dtype
 
     def replica(self, config: ReplicaConfig) -> ReplicaConfig:

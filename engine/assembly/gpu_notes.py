@@ -107,8 +107,8 @@ def _memory(gpus: Gpus, config: ReplicaConfig) -> Iterator[str]:
 
 
 def _links(gpus: Gpus, config: ReplicaConfig, learner_devices: Sequence[int]) -> Iterator[str]:
-    """Learner ranks gather weights from each other, the GPUs of a replica exchange activations, and nccl carries
-    weights from the learner to all replicas.
+    """Yields a line for each kind of slow link between GPUs that send each other much: learner ranks gather weights,
+    the GPUs of a replica exchange activations, and nccl carries weights from the learner to all replicas.
     """
     groups = {"the learner's gathers": [*learner_devices]}
     if config.weight_transfer == "nccl":

@@ -253,12 +253,12 @@ def _exported(name: str) -> _Exported:
     meaning = meaning_of(name)
     if meaning is None:
         return _Exported(OWN, "", "metric", name, "A metric of the recipe's own, as of the newest step")
-    words, unit = meaning.family.replace("*", "").replace("/", "_"), ""
+    family, unit = meaning.family.replace("*", "").replace("/", "_"), ""
     for short, long in _UNITS:
-        if words.endswith(short):
-            words, unit = words.removesuffix(short) + long, long.removeprefix("_")
+        if family.endswith(short):
+            family, unit = family.removesuffix(short) + long, long.removeprefix("_")
             break
-    plain = re.sub("_+", "_", re.sub(r"\W", "_", words)).strip("_")
+    plain = re.sub("_+", "_", re.sub(r"\W", "_", family)).strip("_")
     by_source = metric.of_source("", "*")
     if meaning.family.endswith(by_source) and meaning.family.removesuffix(by_source) in metric.BY_SOURCE:
         return _Exported(f"rocstar_step_{plain}_by_source", "", "source", meaning.part or "", meaning.text)

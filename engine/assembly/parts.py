@@ -34,7 +34,7 @@ class Parts:
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox. Raises ValueError if the configuration has none."""
+        """Returns the sandbox. Raises ValueError if the configuration has none."""
         if self.sandbox_if_any is None:
             raise ValueError("sandbox must be set in the configuration to run programs, got None")
         return self.sandbox_if_any

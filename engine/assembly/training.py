@@ -212,7 +212,7 @@ class Training:
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox. Raises ValueError if the configuration has none."""
+        """Returns the sandbox. Raises ValueError if the configuration has none."""
         return self._parts.sandbox
 
     def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:

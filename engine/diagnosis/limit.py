@@ -91,7 +91,7 @@ def diagnose(
         )
     lost, wrong = steps.lost(), (*_slower(rows), *alarms(steps))
     limit = _limit(steps, lost)
-    found = Diagnosis(
+    diagnosis = Diagnosis(
         sentence=_SENTENCES[limit](steps, lost),
         limit=limit,
         alarms=wrong,
@@ -100,7 +100,9 @@ def diagnose(
         steps=between,
         figures=figures_of(steps),
     )
-    return replace(found, sentence=f"Healthy. {found.sentence}") if found.healthy and not ended else found
+    if diagnosis.healthy and not ended:
+        return replace(diagnosis, sentence=f"Healthy. {diagnosis.sentence}")
+    return diagnosis
 
 
 def _slower(rows: Sequence[Row]) -> Iterator[Finding]:

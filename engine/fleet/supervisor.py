@@ -24,7 +24,7 @@ from typing import Protocol, Self
 from engine.errors import first_error
 from engine.fleet.canary import Difference, compare
 from engine.fleet.config import FleetConfig
-from engine.fleet.cores import core_of, least_pinned
+from engine.fleet.cores import claimed_cores
 from engine.replica.port import KvSample, ReplicaDied, ReplicaMisconfigured, ReplicaPort
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
@@ -96,9 +96,9 @@ class Supervisor:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._cores = least_pinned()
         try:
             async with AsyncExitStack() as stack:
+                self._cores = stack.enter_context(claimed_cores(self.config.replicas))
                 self.tasks = await stack.enter_async_context(asyncio.TaskGroup())
                 up = [asyncio.get_running_loop().create_future() for _ in range(self.config.replicas)]
                 for index, future in enumerate(up):
@@ -231,10 +231,9 @@ class Supervisor:
 
     async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
         """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""
-        core = core_of(index, self.config.replicas, self._cores)
         deaths = 0
         while deaths <= self.config.restarts:
-            replica = self._make_replica(index, core, self._listener.on_step)
+            replica = self._make_replica(index, self._cores[index], self._listener.on_step)
             served_since = math.inf  # it has not served yet
             try:
                 async with self._outside_rest():

@@ -237,7 +237,7 @@ class Lineage:
 
     @property
     def turn_number(self) -> int:
-        """The number of the next turn."""
+        """Returns the number of the next turn."""
         return self.parent_turns + len(self.turns)
 
     @property

@@ -7,7 +7,8 @@ Invariants
   had.
 - An attempt goes only to a member whose live weights are recent enough for its step, and that is not leaving.
 - Nodes load new weights in turns, so that at most a quarter of all replicas pauses at once, or one. A node counts once:
-  a session that was replaced by a newer one of its name counts no replicas and loads nothing.
+  a session that was replaced by a newer one of its name counts no replicas and loads nothing. A node that is leaving
+  still samples, so its replicas count, but it is not told to load.
 """
 
 from __future__ import annotations
@@ -232,13 +233,12 @@ class Ledger:
 
     def may_load(self, version: int) -> list[Member]:
         """Returns the members that are to load this version now. Each has a copy of it."""
-        all_nodes = [member for member in self.members.values() if not member.lasting]
-        nodes = [member for member in all_nodes if member.counts and not member.leaving]
+        nodes = [member for member in self.members.values() if member.counts and not member.lasting]
         may_pause = max(1, int(PAUSED_SHARE * sum(member.replicas for member in nodes)))
         may_pause -= sum(member.pausing for member in nodes if member.loading is not None)
         chosen = []
         for member in sorted(nodes, key=lambda member: len(member.held)):
-            if member.pulled != version or version in (member.version, member.loading):
+            if member.leaving or member.pulled != version or version in (member.version, member.loading):
                 continue
             if member.pausing > may_pause:
                 break

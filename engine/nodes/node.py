@@ -169,7 +169,7 @@ class RolloutNode:
     def refused(self, reason: str) -> None:
         self._end(NodeRefused(f"the lead refuses this node: {reason}"))
 
-    def left(self) -> None:
+    def drained(self) -> None:
         self._end(NodeDrained("was told to leave, and has left the run"))
 
     def bye(self) -> None:

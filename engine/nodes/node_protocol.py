@@ -7,7 +7,7 @@ Invariants
 - Work that was begun until then is kept. If the lead grants the same attempt again, and its records are the first ones
   of that work, the node sends the rest at once and the work goes on. Work that is not granted again soon is dropped.
 - A node that drains takes no more groups, and leaves when the lead has all records of those that it has, or when it may
-  wait no longer. `left` is called once the lead has ended the session, or is silent.
+  wait no longer. `drained` is called once the lead has ended the session, or is silent.
 - A record is kept until the lead has it (`engine.nodes.link`). A node that would have to keep too many drops them and
   ends its session.
 """
@@ -71,7 +71,7 @@ class NodeEvents(Protocol):
 
     def bye(self) -> None: ...
 
-    def left(self) -> None:
+    def drained(self) -> None:
         """The node has left, as it was told to."""
         ...
 
@@ -118,6 +118,7 @@ class NodeProtocol:
 
     def _begin(self) -> None:
         self._link = Link(self._make_session())
+        self._greeted = False  # a hello of this session was sent
         self.welcomed = False
         self._pause, self._until_hello = 1, 0
         self._lead_beats = 0
@@ -135,13 +136,14 @@ class NodeProtocol:
         """Leaves now. What is not made goes to others, which continue after the last turn that the lead has."""
         self.leaving = self._leaves = True
         self._drop(list(self._work))
-        if self.welcomed:
+        if self._greeted:
             self._post(Leave(session=self._link.session))
 
     def tick(self, *, version: int, pulled: int, free_tokens: int, tokens: int) -> None:
         """Sends a hello or a beat. It is called each second of the node's, and whenever its weights have changed."""
         if self.leaving and not self.welcomed:
-            self._events.left()  # the lead has given its groups to others, or has never granted any
+            self.leave()
+            self._events.drained()
             return
         if not self.welcomed:
             self._hello()
@@ -171,7 +173,7 @@ class NodeProtocol:
             case Welcome() if message.session == self._link.session:
                 self._welcome()
             case Fenced() if message.session == self._link.session and self._leaves:
-                self._events.left()
+                self._events.drained()
             case Fenced() if message.session == self._link.session:
                 self._end("the lead has given its groups to others")
             case LeadBeat() if message.session == self._link.session:
@@ -218,6 +220,7 @@ class NodeProtocol:
         if self._until_hello > 0:
             return
         self._pause = self._until_hello = min(2 * self._pause, MAX_PAUSE)
+        self._greeted = True
         self._post(
             Hello(
                 session=self._link.session,

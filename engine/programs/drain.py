@@ -1,5 +1,6 @@
-"""What SIGTERM does on a rollout node, by which Slurm, Kubernetes and others take a machine back: the node drains if it
-makes groups, and ends if it has not begun yet.
+"""Ends a rollout node on SIGTERM, by which Slurm, Kubernetes and others take a machine back.
+
+The node drains if it makes groups, and ends at once if it has not begun yet.
 """
 
 from __future__ import annotations

@@ -28,20 +28,20 @@ class Command:
 
 
 COMMANDS = {
-    "run": Command("engine.programs.run", "RECIPE", "train by a recipe file, as `python RECIPE` does"),
-    "view": Command("engine.programs.view", "[RUN...]", "show what runs do and did, and what limits them, as a page"),
-    "compare": Command("engine.programs.compare", "A B", "say where one run takes longer than another"),
-    "rollouts": Command("engine.programs.rollouts", "RUN", "show what the model wrote in a step"),
-    "trace": Command("engine.programs.trace", "RUN", "write the timeline of some steps for ui.perfetto.dev"),
-    "replay": Command("engine.programs.replay", "RUN", "replay a recorded trajectory from one of its turns"),
+    "run": Command("engine.commands.run", "RECIPE", "train by a recipe file, as `python RECIPE` does"),
+    "view": Command("engine.commands.view", "[RUN...]", "show what runs do and did, and what limits them, as a page"),
+    "compare": Command("engine.commands.compare", "A B", "say where one run takes longer than another"),
+    "rollouts": Command("engine.commands.rollouts", "RUN", "show what the model wrote in a step"),
+    "trace": Command("engine.commands.trace", "RUN", "write the timeline of some steps for ui.perfetto.dev"),
+    "replay": Command("engine.commands.replay", "RUN", "replay a recorded trajectory from one of its turns"),
     "reverify": Command("bench.commands.reverify", "RUN", "say what another reward or selection would have chosen"),
-    "gateway": Command("engine.programs.gateway", "CHECKPOINT", "serve a checkpoint by OpenAI's and Anthropic's APIs"),
-    "node": Command("engine.programs.node", "lead=...", "help a run that is led on another machine"),
-    "keys": Command("engine.programs.keys", "FOLDER", "make the keys by which machines know each other"),
-    "doctor": Command("engine.programs.doctor", "", "say whether this machine can jail code, and if not, what to do"),
-    "sandbox": Command("engine.programs.sandbox", "FILE", "run a Python program in the jail"),
-    "sandbox-host": Command("engine.programs.sandbox_host", "connect=...", "run sandboxed calls for another machine"),
-    "sandbox-http": Command("engine.programs.sandbox_http", "", "serve the sandbox over HTTP"),
+    "gateway": Command("engine.commands.gateway", "CHECKPOINT", "serve a checkpoint by OpenAI's and Anthropic's APIs"),
+    "node": Command("engine.commands.node", "lead=...", "help a run that is led on another machine"),
+    "keys": Command("engine.commands.keys", "FOLDER", "make the keys by which machines know each other"),
+    "doctor": Command("engine.commands.doctor", "", "say whether this machine can jail code, and if not, what to do"),
+    "sandbox": Command("engine.commands.sandbox", "FILE", "run a Python program in the jail"),
+    "sandbox-host": Command("engine.commands.sandbox_host", "connect=...", "run sandboxed calls for another machine"),
+    "sandbox-http": Command("engine.commands.sandbox_http", "", "serve the sandbox over HTTP"),
     "bench": Command("bench.__main__", "NAME", "measure a part of rocstar, or compare two runs"),
 }
 

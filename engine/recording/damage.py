@@ -25,7 +25,7 @@ class Readable:
 
     @property
     def sentence(self) -> str:
-        """One line.
+        """Returns what can be read, in one line.
 
         >>> Readable(4, 12, 16).sentence
         'The record of step 4 is damaged: 12 of 16 groups of step 4 can be read.'
@@ -45,8 +45,8 @@ def readable(run: RecordedRun, step: int, groups: int, *, with_tokens: bool = Fa
 
 def damage(run: RecordedRun, step: int, groups: int, *, with_tokens: bool = False) -> list[str]:
     """Returns the sentence for a step of which not all groups were read; nothing if all were."""
-    found = readable(run, step, groups, with_tokens=with_tokens)
-    return [] if found.is_whole else [found.sentence]
+    reading = readable(run, step, groups, with_tokens=with_tokens)
+    return [] if reading.is_whole else [reading.sentence]
 
 
 def groups_with_tokens(run: RecordedRun, step: int) -> int:

@@ -98,7 +98,7 @@ class PromptOutline(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def question(self) -> str:
-        """The last message."""
+        """Returns the last message."""
         return str(self.messages[-1].get("content", "")) if self.messages else ""
 
 

@@ -251,8 +251,8 @@ class Replica:
         from engine.replica.grammar_mass import UNKNOWN, judged
 
         masses = columns[1] if self._measures_grammars else [UNKNOWN] * len(columns[1])
-        found = [judged(logprob, mass) for logprob, mass in zip(columns[0], masses, strict=True)]
-        return [logprob for logprob, _ in found], [forced for _, forced in found]
+        pairs = [judged(logprob, mass) for logprob, mass in zip(columns[0], masses, strict=True)]
+        return [logprob for logprob, _ in pairs], [forced for _, forced in pairs]
 
     async def abort(self, request_id: str) -> None:
         """See `engine.replica.port.ReplicaPort`."""

@@ -23,7 +23,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """device: its number among those that this process may see. capability: CUDA's, None for AMD's."""
+    """Describes a GPU. device: its number among those that this process may see. capability: CUDA's, None for AMD's."""
 
     device: int
     name: str
@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpus:
-    """links: by pair of devices, the smaller number first; pairs that tell nothing are missing."""
+    """Describes the GPUs of a run. links: by pair of devices, the smaller number first, where the library knows it."""
 
     each: tuple[Gpu, ...]
     links: Mapping[tuple[int, int], Link]

@@ -35,11 +35,11 @@ class Meaning(NamedTuple):
 def documented() -> tuple[Entry, ...]:
     """Returns all documented names, in the order of `engine.metric_names`."""
     section, entries = "", []
-    for found in _ENTRY.finditer(Path(metric.__file__).read_text(encoding="utf-8")):
-        if found["title"]:
-            section = found["title"]
+    for match in _ENTRY.finditer(Path(metric.__file__).read_text(encoding="utf-8")):
+        if match["title"]:
+            section = match["title"]
         else:
-            entries.append(Entry(section, found["name"], " ".join(found["text"].split())))
+            entries.append(Entry(section, match["name"], " ".join(match["text"].split())))
     return tuple(entries)
 
 

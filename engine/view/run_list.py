@@ -31,11 +31,11 @@ def is_run(path: Path) -> bool:
 
 def runs_below(roots: Sequence[Path]) -> list[Path]:
     """Returns the runs in these folders, the one that wrote last first; a root may be a run itself."""
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for root in roots:
         for path in _below(root):
-            found.setdefault(path.resolve(), path)  # the shortest path, where links lead to a run too
-    return sorted(found.values(), key=_written_at, reverse=True)[:FOUND]
+            folders.setdefault(path.resolve(), path)  # the shortest path, where links lead to a run too
+    return sorted(folders.values(), key=_written_at, reverse=True)[:FOUND]
 
 
 def _below(root: Path) -> Iterator[Path]:

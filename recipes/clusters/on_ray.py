@@ -63,9 +63,9 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A process of the run on a machine that Ray chooses. KEYS in a word stands for a private folder with keys."""
+    """A process of the run on a machine that Ray chooses. Its last argument will be keys=FOLDER, a private folder."""
 
-    words: Sequence[str]
+    line: Sequence[str]
     cpus: int = 1
     gpus: int = 0
 
@@ -76,13 +76,17 @@ class Process:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
-    async def run(self, words: Sequence[str], folder: str, key_files: Mapping[str, bytes]) -> int:
-        """Returns the exit code. key_files: the content of the private folder KEYS, by name."""
+    async def run(self, command: Sequence[str], folder: str, key_files: Mapping[str, bytes]) -> int:
+        """Returns the exit code. key_files: the content of the private folder that keys=FOLDER names, by file; without
+        any there is no such argument.
+        """
         with tempfile.TemporaryDirectory() as private:
             self._write(private, key_files)
+            keys_option = [f"keys={private}"] if key_files else []
             self._process = await asyncio.create_subprocess_exec(
                 *[sys.executable, "-S", "-m", "engine.process.tied", str(os.getpid())],  # killed with this actor
-                *(word.replace("KEYS", private) for word in words),
+                *command,
+                *keys_option,
                 cwd=folder,
                 env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},  # Ray sets it
             )
@@ -121,12 +125,12 @@ class Job:
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
 
-    async def _lead(self, words: Sequence[str]) -> None:
+    async def _lead(self, command: Sequence[str]) -> None:
         failures = 0
         while True:
             lead = Process()
             try:
-                code = await lead.run(words, str(ROOT), {})
+                code = await lead.run(command, str(ROOT), {})
             except asyncio.CancelledError:
                 await asyncio.shield(lead.end(END_S))
                 raise
@@ -145,7 +149,7 @@ class Job:
             try:
                 await actor.__ray_ready__.remote()
                 placed = True
-                code = await actor.run.remote(command.words, str(ROOT), self._key_files)
+                code = await actor.run.remote(command.line, str(ROOT), self._key_files)
                 self._ray.kill(actor)
                 if code:
                     failures += 1
@@ -179,8 +183,8 @@ class Job:
 def processes(config: Config, address: str, lead_keys: Path) -> tuple[list[str], dict[str, Command]]:
     """Returns the command of the lead and those of the others, by name. address: of the lead's machine."""
     rocstar = [sys.executable, "-m", "engine.programs.rocstar"]
-    node = [*rocstar, "node", f"lead=tcp://{address}:{config.port}", "keys=KEYS"]
-    host = [*rocstar, "sandbox-host", f"connect=tcp://{address}:{config.port + 1}", "keys=KEYS"]
+    node = [*rocstar, "node", f"lead=tcp://{address}:{config.port}"]
+    host = [*rocstar, "sandbox-host", f"connect=tcp://{address}:{config.port + 1}"]
     devices = [f"devices={','.join(map(str, range(config.gpus)))}"] if config.gpus else []
     lead = [sys.executable, str(config.recipe.resolve())]
     lead += [f"nodes=tcp://0.0.0.0:{config.port}", f"nodes_keys={lead_keys}"]
@@ -190,12 +194,12 @@ def processes(config: Config, address: str, lead_keys: Path) -> tuple[list[str],
         lead += [f"learner_hosts={config.learners + 1}", f"learner_at={address}:{config.port + 2}"]
     others = {}
     for number in range(config.nodes):
-        words = [*node, f"name=node-{number}", *devices, *config.node]
-        others[f"node-{number}"] = Command(words=words, cpus=config.cpus, gpus=config.gpus)
+        line = [*node, f"name=node-{number}", *devices, *config.node]
+        others[f"node-{number}"] = Command(line=line, cpus=config.cpus, gpus=config.gpus)
     for number in range(config.learners):
-        others[f"learner-{number}"] = Command(words=[*node, "learner=true"], cpus=config.cpus)
+        others[f"learner-{number}"] = Command(line=[*node, "learner=true"], cpus=config.cpus)
     for number in range(config.sandboxes):
-        others[f"sandbox-{number}"] = Command(words=host, cpus=config.cpus)
+        others[f"sandbox-{number}"] = Command(line=host, cpus=config.cpus)
     return [*lead, *config.options], others
 
 

@@ -10,9 +10,9 @@
 #   sbatch recipes/clusters/slurm.sh recipes/quickstart.py steps=40
 #
 # LEARNERS: as many hosts, after the first, run ranks of the learner. SANDBOXES: as many, the last ones, run tool calls.
-# NODE: further words of each rollout node, "replicas=8 slots=64" for example.
+# NODE: further options of each rollout node, "replicas=8 slots=64" for example.
 # When the time is over or the job is preempted, nodes drain and the lead keeps what it has. A job that is requeued, or
-# submitted again with the same words, resumes the run.
+# submitted again with the same options, resumes the run.
 set -u
 read -ra hosts <<<"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tr '\n' ' ')"
 lead=${hosts[0]} learners=${LEARNERS:-0} sandboxes=${SANDBOXES:-0}
@@ -40,9 +40,9 @@ serve() {
     return $code
 }
 
-words=(nodes=tcp://0.0.0.0:5700 nodes_keys=keys)
-[ "$learners" = 0 ] || words+=("learner_hosts=$((learners + 1))" "learner_at=$lead:29400")
-[ "$sandboxes" = 0 ] || words+=(sandbox_listen=tcp://0.0.0.0:5555 sandbox_keys=keys)
+options=(nodes=tcp://0.0.0.0:5700 nodes_keys=keys)
+[ "$learners" = 0 ] || options+=("learner_hosts=$((learners + 1))" "learner_at=$lead:29400")
+[ "$sandboxes" = 0 ] || options+=(sandbox_listen=tcp://0.0.0.0:5555 sandbox_keys=keys)
 for ((number = 1; number < ${#hosts[@]}; number++)); do
     host=${hosts[number]}
     if ((number <= learners)); then
@@ -50,12 +50,12 @@ for ((number = 1; number < ${#hosts[@]}; number++)); do
     elif ((number >= ${#hosts[@]} - sandboxes)); then
         serve "$host" $rocstar sandbox-host connect="tcp://$lead:5555" keys=keys &
     else
-        # shellcheck disable=SC2086  # NODE may have several words
+        # shellcheck disable=SC2086  # NODE may have several options
         serve "$host" $rocstar node lead="tcp://$lead:5700" keys=keys name="$host" ${NODE:-} &
     fi
 done
 others=$(jobs -p)
-(serve "$lead" .venv/bin/python "$@" "${words[@]}")
+(serve "$lead" .venv/bin/python "$@" "${options[@]}")
 code=$?
 sleep "${AGAIN_S:-5}"  # nodes end by themselves when the run has ended
 # shellcheck disable=SC2086

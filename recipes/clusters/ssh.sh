@@ -4,7 +4,7 @@
 #   recipes/clusters/ssh.sh tcp://lead:5700 node1 node2 ...
 #
 # ROCSTAR_FOLDER: the checkout on each host, with the keys of `rocstar keys` in keys/ (by default rocstar, in the home).
-# ROCSTAR_NODE: further words of the command; "learner=true" runs ranks of the learner there instead.
+# ROCSTAR_NODE: further options of the command; "learner=true" runs ranks of the learner there instead.
 # Ctrl-C, or the end of this script, ends all of them. A node that is drained on its host (kill PID) stays away.
 set -u
 lead=$1
@@ -27,7 +27,14 @@ serve() {
     done
 }
 
-trap 'trap - INT TERM; kill -TERM 0' INT TERM
+end() {
+    for group in $(jobs -p); do kill -TERM -- "-$group"; done
+} 2>/dev/null
+
+set -m # each host has a process group, by which it is ended; the group of this script may have others in it
+trap end EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 for host in "$@"; do
     serve "$host" &
 done

@@ -26,7 +26,7 @@ STEPS = 12
 
 
 def alone(runs: Path, *fields: str) -> list[dict[str, float]]:
-    """The numbers of a run without nodes."""
+    """Returns the numbers of a run without nodes."""
     run = Run(command(runs, *FIELDS, *fields))
     assert run.end(300) == 0, run.text()
     return numbers(runs / "quickstart")
@@ -66,7 +66,7 @@ def test_a_node_that_is_drained_and_one_that_is_interrupted_leave_at_once_and_ch
 @pytest.mark.campaign
 @pytest.mark.timeout(ELASTIC_S + 900)
 def test_six_nodes_that_come_and_go_change_no_number(tmp_path: Path, started: list[Run]) -> None:
-    """In as many runs as the time allows, each from its start to its end."""
+    """There are as many runs as the time allows, each from its start to its end."""
     wanted = alone(tmp_path / "alone", f"steps={STEPS}")
     rng = random.Random(0)
     begun, happenings, exits = time.monotonic(), {"comes": 0, "SIGTERM": 0, "SIGKILL": 0}, set()

@@ -4,14 +4,12 @@ Run by test_adapter_sync.py: `python -m tests.support.adapter_sync`. Prints one 
 """
 
 import asyncio
-import dataclasses
 import json
 import os
 
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import ReplicaDied, Sampling
@@ -19,9 +17,8 @@ from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
+from tests.support.first_weights import CANARY, CHECKPOINT, load_first
 
-CHECKPOINT = "recipes/tiny/agent"
-CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
 RANK, SERVED, TOKENS = 4, 2, 120
 
 
@@ -66,7 +63,7 @@ async def main():
     from algo.learner.config import LearnerConfig
     from tests.support.algo_fakes import batch
 
-    found = {}
+    result = {}
     config = ReplicaConfig(
         checkpoint=CHECKPOINT,
         max_model_len=256,
@@ -87,16 +84,8 @@ async def main():
         learner = LearnerProcess(LearnerProcessConfig(module="algo.learner", ranks=2), work, work / "log")
         fleet = Fleet(FleetConfig(watch_s=0.2, on_update="finish"), make, RoundRobin(), Timeline(), CANARY)
         async with learner, fleet:
-            message = Configure(
-                checkpoint=CHECKPOINT,
-                learner=dataclasses.asdict(settings),
-                canary=CANARY,
-                weights_dir=str(work),
-                seed=3,
-            )
-            ready, canary = await learner.configure(message)
-            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
-            found["bytes"] = size_of(ready.weights)
+            weights, _ = await load_first(learner, fleet, settings, work)
+            result["bytes"] = size_of(weights)
             replica = fleet._supervisor.live[0]
 
             async def update(version):
@@ -107,14 +96,14 @@ async def main():
             async with asyncio.TaskGroup() as group:
                 across = group.create_task(sampled(replica, 0, "across", begun=begun))
                 await begun.wait()
-                found["ended_before_update"] = across.done()
+                result["ended_before_update"] = across.done()
                 await update(1)
                 new = group.create_task(sampled(replica, 1, "new"))
                 old = group.create_task(sampled(replica, 0, "old"))
             for name, task, version in (("across", across, 0), ("new", new, 1), ("old", old, 0)):
                 ids, logprobs, spans = task.result()
                 own, other = [await off(replica, each, ids, logprobs) for each in (version, 1 - version)]
-                found[name] = {"spans": spans, "own": own, "other": other}
+                result[name] = {"spans": spans, "own": own, "other": other}
 
             begun.clear()
             async with asyncio.TaskGroup() as group:
@@ -122,24 +111,24 @@ async def main():
                 await begun.wait()
                 await update(2)
                 await update(3)
-                found["while_used"] = sorted(replica._adapters)
-            found["kept"] = kept.result()[2]
+                result["while_used"] = sorted(replica._adapters)
+            result["kept"] = kept.result()[2]
             await update(4)
-            found["at_last"] = sorted(replica._adapters)
-            found["gone"] = (await sampled(replica, 0, "gone"))[2]
-            found["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
-            found["canary_max_abs"] = fleet.canary_max_abs
-            found["pauses"] = Unpaused.pauses
+            result["at_last"] = sorted(replica._adapters)
+            result["gone"] = (await sampled(replica, 0, "gone"))[2]
+            result["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
+            result["canary_max_abs"] = fleet.canary_max_abs
+            result["pauses"] = Unpaused.pauses
 
             fleet._supervisor.live[1].kill()
             while fleet.live != [0, 1] or fleet.deaths < 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            found["replaced"] = sorted(fleet._supervisor.live[1]._adapters)
+            result["replaced"] = sorted(fleet._supervisor.live[1]._adapters)
             try:
                 await replica.update_weights(f"{CHECKPOINT}/model.safetensors", 5)
             except ReplicaDied as error:
-                found["broken"] = str(error)
-    print(json.dumps(found))
+                result["broken"] = str(error)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tests.support.paths import TINY
 
 REQUESTS, UPDATES = 24, 6
 EARLY = 45  # a token that leaves the engine at once; others leave in bundles
-SCRIPT = Script(step_s=0.01, tokens=120, calls=0, words=list(range(40, 60)), call=[20], answer=[21], end=2, ends=0)
+SCRIPT = Script(step_s=0.01, tokens=120, calls=0, filler=list(range(40, 60)), call=[20], answer=[21], end=2, ends=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,17 +40,17 @@ def sampling(seed):
 
 
 async def request(replica, number):
-    """What is wrong with a request, and the number of versions that sampled it."""
+    """Returns what is wrong with a request, and the number of versions that sampled it."""
     tokens, sampled_by, parts, spans = [], [], 0, ()
     async for delta in replica.generate(prompt(number), sampling(number), f"request-{number}"):
         tokens += delta.token_ids
         sampled_by += [round(-logprob) for logprob in delta.logprobs]
         spans = delta.spans
         parts += 1
-    said = [version for version, start, end in spans for _ in range(start, end)]
+    reported = [version for version, start, end in spans for _ in range(start, end)]
     wrong = {
         "tokens": tokens != SCRIPT.turn(prompt(number), number),
-        "versions": said != sampled_by,
+        "versions": reported != sampled_by,
         "not bundled": parts > len(tokens) / 2,
     }
     return [what for what, is_so in wrong.items() if is_so], len(set(sampled_by))
@@ -71,7 +71,7 @@ async def main():
     async with aclosing(replica.generate([5] * 320, sampling(0), "left")) as deltas:
         await anext(deltas)
     await request(replica, 3)
-    found = {
+    result = {
         "ahead": replica._engine.vllm_config.scheduler_config.async_scheduling,
         "wrong": [task.result()[0] for task in requests if task.result()[0]],
         "versions": max(task.result()[1] for task in requests),
@@ -80,7 +80,7 @@ async def main():
         "still_running": samples[-1].running,
     }
     await replica.shutdown()
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

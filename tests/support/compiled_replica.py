@@ -8,23 +8,21 @@ nothing: whether there is an adapter is a flag on the CPU, which the first reque
 """
 
 import asyncio
-import dataclasses
 import json
 import os
 
 from algo.learner.config import LearnerConfig
-from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import Sampling
 from engine.replica.replica import Replica
 from engine.run.workspace import workspace
+from tests.support.first_weights import CHECKPOINT, configure
 
 ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "0",
     "VLLM_CPU_CI_ENV": "1",  # the CPU platform then compiles with the backend below
 }
-CHECKPOINT = "recipes/tiny/agent"
 RANK = 8
 
 
@@ -71,22 +69,15 @@ async def main():
         async with LearnerProcess(LearnerProcessConfig(module="algo.learner"), work, work / "log") as learner:
             await replica.start()
             compiled = replica._engine.vllm_config.compilation_config.mode
-            found = {"mode": int(compiled), "bare": await tokens(replica, "bare")}
-            message = Configure(
-                checkpoint=CHECKPOINT,
-                learner=dataclasses.asdict(settings),
-                canary=[],
-                weights_dir=str(work),
-                seed=3,
-            )
-            await learner.configure(message)
+            result = {"mode": int(compiled), "bare": await tokens(replica, "bare")}
+            await learner.configure(configure(settings, work, canary=[]))
             from tests.support.algo_fakes import batch  # imports torch, before which engines are forked
 
             trained, _ = await learner.train(batch(12, step=1), 1)
             await replica.update_weights(trained.weights, 1)
-            found["adapted"] = await tokens(replica, "adapted")
+            result["adapted"] = await tokens(replica, "adapted")
             await replica.shutdown()
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Stream:
 
 
 class Backend(_DummyBackendModule):
-    """The module torch.fakegpu: what FSDP asks of torch.cuda."""
+    """Stands for the module torch.fakegpu, and answers what FSDP asks of torch.cuda."""
 
     Stream, Event = Stream, Event
 
@@ -164,8 +164,10 @@ class Memory(TorchDispatchMode):
 
 
 def workspace_bytes(query_LHD, key_KHD, value_KHD):
-    """What FlashAttention 2 takes during its backward pass: its fake version does not. A float32 gradient of the
-    queries, and where heads share keys, gradients of keys and values for each head (mha_varlen_bwd, flash_api.cpp).
+    """Returns the bytes that FlashAttention 2 takes during its backward pass, and its fake version does not.
+
+    They are those of a float32 gradient of the queries and, where heads share keys, of gradients of keys and values for
+    each head (mha_varlen_bwd, flash_api.cpp).
     """
     heads, width = query_LHD.shape[1:]
     shared = 0 if key_KHD.shape[1] == heads else 2 * 2 * len(key_KHD) * heads * width

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A model and how it is trained.
+    """Says which model is trained, and how.
 
     model: as `recipes/rstar2/fit.py` takes it. layers: how many of its layers, None for all. tokens: inputs of a row.
     sampled: share of them that are targets. learner: fields of LearnerConfig.

@@ -50,8 +50,8 @@ def loaded(config):
 
 
 def errors(model, weights):
-    """The largest error of each quantised layer as a share of its largest weight. weights: by Hugging Face name."""
-    found = []
+    """Returns the largest error of each quantised layer over its largest weight. weights: by Hugging Face name."""
+    result = []
     for name, module in model.named_modules():
         if getattr(getattr(module, "weight", None), "dtype", None) is not FP8:
             continue
@@ -59,8 +59,8 @@ def errors(model, weights):
         parts = model.packed_modules_mapping.get(leaf, [leaf])
         wanted = torch.cat([weights[f"{parent}.{part}.weight"] for part in parts]).float()
         scaled = module.weight.float().t() * module.weight_scale.float().reshape(-1, 1)
-        found.append(float((scaled - wanted).abs().max() / wanted.abs().max()))
-    return found
+        result.append(float((scaled - wanted).abs().max() / wanted.abs().max()))
+    return result
 
 
 def main():
@@ -91,7 +91,7 @@ def main():
             transfer.receive_weights(Published(path=str(file), version=version, reader=""))
             transfer.finish_weight_update()
     embedding = new["model.embed_tokens.weight"]
-    found = {
+    result = {
         "layers": len(before),
         "before": max(before),
         "stale": min(stale),
@@ -99,7 +99,7 @@ def main():
         "moved": [name for name, parameter in model.named_parameters() if parameter.data_ptr() != places[name]],
         "embedding": torch.equal(model.model.embed_tokens.weight[: len(embedding)], embedding),
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def fitted(cell):
 
 def compared(row):
     """Returns (measured, fitted) of a row, each with load, train, needed and executed."""
-    found = {name: row["phases"][name]["peak"] for name in ("load", "train")}
-    found |= {name: row[name] for name in ("needed", "executed")}
-    return found, fitted(Cell(**row["cell"]))
+    actual = {name: row["phases"][name]["peak"] for name in ("load", "train")}
+    actual |= {name: row[name] for name in ("needed", "executed")}
+    return actual, fitted(Cell(**row["cell"]))
 
 
 def table():
@@ -88,14 +88,14 @@ def table():
     ]
     for row in measured():
         cell = Cell(**row["cell"])
-        found, computed = compared(row)
+        actual, computed = compared(row)
         trained = f"adapters of {cell.learner['lora_rank']}" if cell.learner.get("lora_rank") else "all"
         trained += ", on examples" if "loss" in cell.learner else ""
         kind = cell.learner["activation_checkpointing"] + (
             ", offload" if cell.learner.get("activation_offload") else ""
         )
-        pairs = [f"{found[name] / GIB:.1f}, {computed[name] / GIB:.1f}" for name in ("load", "train")]
-        shares = [f"{each['executed'] / each['needed']:.3f}" for each in (found, computed)]
+        pairs = [f"{actual[name] / GIB:.1f}, {computed[name] / GIB:.1f}" for name in ("load", "train")]
+        shares = [f"{each['executed'] / each['needed']:.3f}" for each in (actual, computed)]
         tokens = "" if cell.tokens == TOKENS else f", rows of {cell.tokens:,}"
         columns = (f"{cell.model}, {cell.ranks}{tokens}", trained, kind, *pairs, ", ".join(shares))
         lines.append("| " + " | ".join(columns) + " |")

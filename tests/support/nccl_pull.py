@@ -28,7 +28,7 @@ class Stream:
 
 
 class HostTorch:
-    """torch, in which a GPU is the host."""
+    """Stands for torch, with the host in place of a GPU."""
 
     cuda = SimpleNamespace(
         Stream=Stream,
@@ -49,7 +49,7 @@ class HostTorch:
 
 
 class Communicator:
-    """In place of PyNcclCommunicator: it waits for all members, as NCCL does, until it is destroyed."""
+    """Stands in for PyNcclCommunicator: it waits for all members, as NCCL does, until it is destroyed."""
 
     members = []  # noqa: RUF012 (of all groups)
 
@@ -98,7 +98,7 @@ def put_stand_ins():
 
 
 class Worker:
-    """A worker's half, which takes what it gets."""
+    """Is a worker's half, which takes what it gets."""
 
     def __init__(self, rank, members, dies_after=None):
         from engine.replica.weight_transfer_gpu import NcclWeightTransfer
@@ -140,7 +140,7 @@ def main():
     from algo.weights.layout import Layout
     from algo.weights.transport_gpu import Nccl
 
-    found = {}
+    result = {}
     with tempfile.TemporaryDirectory() as folder:
         nccl = Nccl(Layout(SHAPES, torch.bfloat16), Path(folder))
         with nccl.writing(1) as views:
@@ -149,8 +149,8 @@ def main():
         pulls = [worker.pull(nccl.address(1), 1, "replica-0") for worker in workers]
         for pull in pulls:
             pull.join(20)
-        found["both"] = [holds(worker, 1) for worker in workers]
-        found["members"] = sorted(Communicator.members)
+        result["both"] = [holds(worker, 1) for worker in workers]
+        result["members"] = sorted(Communicator.members)
 
         dying = [Worker(0, 2), Worker(1, 2, dies_after=0)]
         begun = time.monotonic()
@@ -160,16 +160,16 @@ def main():
         pulls = [worker.pull(nccl.address(1), 1, "replica-2") for worker in other]
         for pull in pulls:
             pull.join(20)
-        found["beside_a_dying_one"] = [holds(worker, 1) for worker in other]
+        result["beside_a_dying_one"] = [holds(worker, 1) for worker in other]
         with nccl.writing(2) as views:
             filled(views, 2)
-        found["waited_s"] = round(time.monotonic() - begun, 1)
+        result["waited_s"] = round(time.monotonic() - begun, 1)
         again = [Worker(rank, 2) for rank in range(2)]
         pulls = [worker.pull(nccl.address(2), 2, "replica-0") for worker in again]
         for pull in pulls:
             pull.join(20)
-        found["next"] = [holds(worker, 2) for worker in again]
-    print(json.dumps(found))
+        result["next"] = [holds(worker, 2) for worker in again]
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ NODE = """
 import os, signal, sys, time
 from pathlib import Path
 folder, name, keys = sys.argv[1:]
-assert Path(keys, "host.key").read_bytes() == b"secret"
+assert Path(keys.removeprefix("keys="), "host.key").read_bytes() == b"secret"
 mark = Path(folder, f"{name}.{os.getpid()}")
 signal.signal(signal.SIGTERM, lambda *_: (mark.rename(mark.with_suffix(".drained")), os._exit(0)))
 mark.touch()
@@ -52,8 +52,8 @@ async def main(folder: Path) -> None:
     cluster.add_node(num_cpus=2)
     ray.init(address=cluster.address, log_to_driver=False)
     node = [sys.executable, "-c", NODE, str(folder)]
-    others = {name: Command(words=[*node, name, "KEYS"]) for name in ("node-0", "node-1")}
-    others["too-large"] = Command(words=node, gpus=1)  # is never placed
+    others = {name: Command(line=[*node, name]) for name in ("node-0", "node-1")}
+    others["too-large"] = Command(line=node, gpus=1)  # is never placed
     job = Job(ray, restarts=3, key_files={"host.key": b"secret"})
     told: dict[str, object] = {}
     async with asyncio.TaskGroup() as tasks:

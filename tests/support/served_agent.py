@@ -9,9 +9,9 @@ from itertools import islice
 
 from engine.assembly.config import ServingConfig
 from engine.assembly.serving import serving
+from engine.commands.gateway_tools import ToolOptions
 from engine.gateway.requests import ChatRequest, SamplingOverrides
 from engine.gateway.tool_loop import ToolLoop
-from engine.programs.gateway_tools import ToolOptions
 from recipes.tiny.task import MAX_TOKENS, TOOL_NAME, prompts
 from sandbox import TIERS, SandboxConfig
 from tests.support.paths import TINY

@@ -4,7 +4,6 @@ Run by test_tensor_parallel.py: `python -m tests.support.tensor_parallel`. Print
 """
 
 import asyncio
-import dataclasses
 import json
 import os
 import sys
@@ -14,7 +13,6 @@ import psutil
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import Sampling
@@ -22,9 +20,7 @@ from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
-
-CHECKPOINT = "recipes/tiny/agent"
-CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
+from tests.support.first_weights import CANARY, CHECKPOINT, load_first
 
 
 class Noted(Replica):
@@ -34,10 +30,10 @@ class Noted(Replica):
     came = asyncio.Event()
 
     async def logprobs(self, sequences):
-        found = await super().logprobs(sequences)
+        result = await super().logprobs(sequences)
         Noted.asked.append((self.version, self.pid))
         Noted.came.set()
-        return found
+        return result
 
 
 def shared_memory():
@@ -45,13 +41,13 @@ def shared_memory():
 
 
 def workers(replica):
-    """The processes that compute: those of vLLM below the engine's, without Python's tracker."""
+    """Returns the processes that compute: those of vLLM below the engine's, without Python's tracker."""
     below = psutil.Process(replica.pid).children()
     return [child for child in below if "Worker" in " ".join(child.cmdline())]
 
 
 async def sampled(replica, name):
-    """(ids, log-probabilities, what the canary's way gives for the same) of a request."""
+    """Samples a request. Returns its ids, and how far its log-probabilities are from what the canary's way gives."""
     sampling = Sampling(max_tokens=8, temperature=1.0, seed=1, stop_token_ids=(), ignore_eos=True)
     ids, logprobs = [5, 6, 7, 8], []
     async for delta in replica.generate([*ids], sampling, name):
@@ -65,7 +61,7 @@ async def main(transfer):
     from algo.learner.config import LearnerConfig
     from tests.support.algo_fakes import batch
 
-    before, found = shared_memory(), {}
+    before, result = shared_memory(), {}
     config = ReplicaConfig(
         checkpoint=CHECKPOINT, max_model_len=256, kv_blocks=16, weight_transfer=transfer, tensor_parallel=2
     )
@@ -80,47 +76,39 @@ async def main(transfer):
         learner = LearnerProcess(LearnerProcessConfig(module="algo.learner"), work, work / "log")
         fleet = Fleet(FleetConfig(replicas=1, watch_s=0.2), make, RoundRobin(), Timeline(), CANARY)
         async with learner, fleet:
-            message = Configure(
-                checkpoint=CHECKPOINT,
-                learner=dataclasses.asdict(settings),
-                canary=CANARY,
-                weights_dir=str(work),
-                seed=3,
-            )
-            ready, canary = await learner.configure(message)
-            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
+            _, canary = await load_first(learner, fleet, settings, work)
             [first] = made
             computing = workers(first)
-            found["workers"] = len(computing)
-            found["named"] = sorted(shared_memory() - before)
-            found["open_to_others"] = [
+            result["workers"] = len(computing)
+            result["named"] = sorted(shared_memory() - before)
+            result["open_to_others"] = [
                 str(socket.laddr)
                 for process in (psutil.Process(first.pid), *computing)
                 for socket in process.net_connections("inet")
                 if socket.status == psutil.CONN_LISTEN and socket.laddr.ip != "127.0.0.1"
             ]
-            found["sessions"] = sum(os.getsid(process.pid) == process.pid for process in computing)
+            result["sessions"] = sum(os.getsid(process.pid) == process.pid for process in computing)
             trained, moved = await learner.train(batch(12, step=1), 1)
             await fleet.update_weights(PublishedWeights(trained.weights, 1, moved))
-            found["moved"] = float(abs(moved - canary).max())
-            found["canary_max_abs"] = fleet.canary_max_abs
-            ids, found["off"] = await sampled(first, "before")
+            result["moved"] = float(abs(moved - canary).max())
+            result["canary_max_abs"] = fleet.canary_max_abs
+            ids, result["off"] = await sampled(first, "before")
 
             Noted.came.clear()
             computing[1].kill()
             await Noted.came.wait()  # of the replacement
             await asyncio.sleep(0)
-            found["deaths"] = fleet.deaths
-            found["asked"] = [version for version, _ in Noted.asked]
-            found["processes"] = len({pid for _, pid in Noted.asked})
+            result["deaths"] = fleet.deaths
+            result["asked"] = [version for version, _ in Noted.asked]
+            result["processes"] = len({pid for _, pid in Noted.asked})
             _, alive = psutil.wait_procs(computing, timeout=10)
-            found["left"] = [process.name() for process in alive]
-            found["same"] = (await sampled(made[-1], "after"))[0] == ids
+            result["left"] = [process.name() for process in alive]
+            result["same"] = (await sampled(made[-1], "after"))[0] == ids
             computing = workers(made[-1])
         _, alive = psutil.wait_procs(computing, timeout=10)
-        found["left"] += [process.name() for process in alive]
-    found["shared_memory"] = sorted(shared_memory() - before)
-    print(json.dumps(found))
+        result["left"] += [process.name() for process in alive]
+    result["shared_memory"] = sorted(shared_memory() - before)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

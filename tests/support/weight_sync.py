@@ -4,7 +4,6 @@ Run by test_weight_sync.py: `python -m tests.support.weight_sync TRANSFER RANKS`
 """
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import os
@@ -14,7 +13,6 @@ import sys
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.learner.messages import Configure
 from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.port import ReplicaDied, Sampling
@@ -22,9 +20,7 @@ from engine.replica.replica import Replica
 from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
-
-CHECKPOINT = "recipes/tiny/agent"
-CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
+from tests.support.first_weights import CANARY, CHECKPOINT, load_first
 
 
 class Watched(Replica):
@@ -59,10 +55,10 @@ class Watched(Replica):
         core.add_request_async, core.resume_scheduler_async = counted_add, counted_resume
 
     async def logprobs(self, sequences):
-        found = await super().logprobs(sequences)
+        result = await super().logprobs(sequences)
         Watched.given.append((self.index, self.version, self.pid))
         Watched.came.set()
-        return found
+        return result
 
 
 async def given(count):
@@ -100,7 +96,7 @@ async def main(transfer, ranks):
     from algo.learner.config import LearnerConfig
     from tests.support.algo_fakes import batch
 
-    found = {}
+    result = {}
     config = ReplicaConfig(checkpoint=CHECKPOINT, max_model_len=256, kv_blocks=16, weight_transfer=transfer)
     learner_config = LearnerConfig(threads=1, weight_transfer=transfer, lr=3e-3, warmup_steps=0)
 
@@ -111,45 +107,37 @@ async def main(transfer, ranks):
         learner = LearnerProcess(LearnerProcessConfig(module="algo.learner", ranks=ranks), work, work / "log")
         fleet = Fleet(FleetConfig(watch_s=0.2), make, RoundRobin(), Timeline(), CANARY)
         async with learner, fleet:
-            message = Configure(
-                checkpoint=CHECKPOINT,
-                learner=dataclasses.asdict(learner_config),
-                canary=CANARY,
-                weights_dir=str(work),
-                seed=3,
-            )
-            ready, canary = await learner.configure(message)
-            await fleet.update_weights(PublishedWeights(ready.weights, 0, canary))
+            _, canary = await load_first(learner, fleet, learner_config, work)
             canaries = [canary]
             for version in (1, 2, 3):
                 trained, canary = await learner.train(batch(12, step=version), version)
                 canaries.append(canary)
                 Watched.victim = 1 if version == 3 else None
                 await fleet.update_weights(PublishedWeights(trained.weights, version, canary))
-            found["moved"] = [float(abs(a - b).max()) for a, b in itertools.pairwise(canaries)]
+            result["moved"] = [float(abs(a - b).max()) for a, b in itertools.pairwise(canaries)]
             await given(8)  # the replaced one too has the weights and passed
-            found["given"] = sorted((index, version) for index, version, _ in Watched.given)
+            result["given"] = sorted((index, version) for index, version, _ in Watched.given)
             pids = {pid for _, _, pid in Watched.given}
-            found["processes"] = len(pids)
+            result["processes"] = len(pids)
 
             replica = fleet._supervisor.live[0]
             try:
                 await replica.update_weights(trained.weights + "0", 4)
             except ReplicaDied as error:
-                found["broken"] = str(error)[:60]
+                result["broken"] = str(error)[:60]
             await given(9)
-            found["replaced"] = Watched.given[-1][:2]
-            found["sent"] = sorted(Watched.sent)
+            result["replaced"] = Watched.given[-1][:2]
+            result["sent"] = sorted(Watched.sent)
             trained, canary = await learner.train(batch(12, step=4), 4)
             update = fleet.update_weights(PublishedWeights(trained.weights, 4, canary))
-            found["across"] = await across(fleet._supervisor.live[1], update)
-            found["last"] = sorted(Watched.given[-2:])
-            found["last"] = [entry[:2] for entry in found["last"]]
-            found["canary_max_abs"] = fleet.canary_max_abs
-            found["deaths"] = fleet.deaths
-            found["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
-        found["mapped_anew"], found["neighbours_joined"] = mappings(work)  # after the engines were forked
-    print(json.dumps(found))
+            result["across"] = await across(fleet._supervisor.live[1], update)
+            result["last"] = sorted(Watched.given[-2:])
+            result["last"] = [entry[:2] for entry in result["last"]]
+            result["canary_max_abs"] = fleet.canary_max_abs
+            result["deaths"] = fleet.deaths
+            result["files"] = sorted(name for name in os.listdir(work) if "weights" in name)
+        result["mapped_anew"], result["neighbours_joined"] = mappings(work)  # after the engines were forked
+    print(json.dumps(result))
 
 
 def mappings(folder):

@@ -45,9 +45,9 @@ class _Victim(Replica):
         await super().update_weights(path, version)
 
     async def logprobs(self, sequences: Any) -> Floats:
-        found = await super().logprobs(sequences)
+        logprobs_T = await super().logprobs(sequences)
         self.serves.put_nowait((self.version, time.perf_counter()))
-        return found
+        return logprobs_T
 
 
 async def pulled(checkpoint: Path, *, on_gpu: bool) -> dict[str, float]:

@@ -190,7 +190,7 @@ class Loop:
             step_s=options.step_s,
             tokens=options.tokens,
             calls=options.turns - 1,
-            words=self.chat._encode("I think about it. " * 10),
+            filler=self.chat._encode("I think about it. " * 10),
             call=self.chat._encode(tool_call(CODE)),
             answer=self.chat._encode(r"<answer>\boxed{13}</answer>"),
             end=self.chat.end_of_turn,

@@ -1,7 +1,7 @@
 """A vLLM worker that computes nothing and answers at a GPU's pace. For engine processes: it imports vLLM.
 
 EngineCore, scheduler, KV cache manager and front end are vLLM's own; only the model is missing. What a request samples
-is a `Script`: words, a tool call in each turn but the last, and an answer there.
+is a `Script`: a filler, a tool call in each turn but the last, and an answer there.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class Endpoints:
         return _json(body, status=200 if fleet.live else 503)
 
     async def metrics(self, request: web.Request, data: bytes) -> web.Response:
-        """GET /metrics, for Prometheus."""
+        """Answers GET /metrics, for Prometheus."""
         return web.Response(body=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def nothing(self, request: web.Request, data: bytes) -> web.Response:

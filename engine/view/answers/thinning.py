@@ -157,5 +157,5 @@ def _joined(own: Sequence[tuple[str, float, float]], part_s: float) -> Iterator[
 
 def largest_of(at_N: Doubles, values_N: Doubles, start: float, end: float) -> list[list[float]]:
     """Returns [seconds since start, value] of a stretch of time, the largest value of each pixel."""
-    found = engine_steps_of({"at": at_N, "value": values_N}, start, end, PIXELS)
-    return np.stack([np.round(found["at"] - start, 5), np.round(found["value"], 6)], axis=1).tolist()
+    steps = engine_steps_of({"at": at_N, "value": values_N}, start, end, PIXELS)
+    return np.stack([np.round(steps["at"] - start, 5), np.round(steps["value"], 6)], axis=1).tolist()

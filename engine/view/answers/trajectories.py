@@ -65,7 +65,7 @@ def _worth_a_look(groups: Sequence[RecordedOutline]) -> dict[str, int] | None:
     one, else the first.
     """
 
-    def found(fits: Callable[[RecordedOutline, int], bool]) -> dict[str, int] | None:
+    def first_that(fits: Callable[[RecordedOutline, int], bool]) -> dict[str, int] | None:
         for recorded in groups:
             for index, member in enumerate(recorded.group.trajectories):
                 if fits(recorded, index):
@@ -73,15 +73,15 @@ def _worth_a_look(groups: Sequence[RecordedOutline]) -> dict[str, int] | None:
         return None
 
     return (
-        found(
+        first_that(
             lambda recorded, index: (
                 recorded.whole
                 and index in recorded.group.kept
                 and len(recorded.group.trajectories[index].all_turns) > 1
             )
         )
-        or found(lambda recorded, index: index in recorded.group.kept)
-        or found(lambda recorded, index: True)
+        or first_that(lambda recorded, index: index in recorded.group.kept)
+        or first_that(lambda recorded, index: True)
     )
 
 

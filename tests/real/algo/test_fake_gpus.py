@@ -28,11 +28,11 @@ def rows():
 
 @pytest.mark.parametrize("index", range(len(SHORT)))
 def test_what_fit_computes_is_what_the_learner_allocates_and_executes(rows, index):
-    found, fitted = compared(rows[index])
-    assert fitted["load"] == pytest.approx(found["load"], rel=0.02)
-    assert fitted["train"] == pytest.approx(found["train"], rel=0.07)
-    assert fitted["needed"] == pytest.approx(found["needed"], rel=0.01)
-    assert fitted["executed"] == pytest.approx(found["executed"], rel=0.02)
+    actual, fitted = compared(rows[index])
+    assert fitted["load"] == pytest.approx(actual["load"], rel=0.02)
+    assert fitted["train"] == pytest.approx(actual["train"], rel=0.07)
+    assert fitted["needed"] == pytest.approx(actual["needed"], rel=0.01)
+    assert fitted["executed"] == pytest.approx(actual["executed"], rel=0.02)
 
 
 def test_activations_and_the_optimizer_are_in_host_memory_where_they_should_be(rows):

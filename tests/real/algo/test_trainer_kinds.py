@@ -74,12 +74,12 @@ def minibatch(trajectories=8, tokens=2048):
     return plan(batch(trajectories), minibatches=1, micro_batch_tokens=tokens, ranks=1, seed=0)[0]
 
 
-def assert_close(found, expected, rtol=1e-4, atol=1e-7):
-    assert found[0] == pytest.approx(expected[0], rel=1e-5)
-    assert found[1] == pytest.approx(expected[1], rel=rtol)
-    assert found[2].keys() == expected[2].keys()
+def assert_close(actual, expected, rtol=1e-4, atol=1e-7):
+    assert actual[0] == pytest.approx(expected[0], rel=1e-5)
+    assert actual[1] == pytest.approx(expected[1], rel=rtol)
+    assert actual[2].keys() == expected[2].keys()
     for name, tensor in expected[2].items():
-        torch.testing.assert_close(found[2][name], tensor, rtol=rtol, atol=atol)
+        torch.testing.assert_close(actual[2][name], tensor, rtol=rtol, atol=atol)
 
 
 KEPT = ("all but the MLP kept", "products kept")
@@ -113,13 +113,13 @@ def test_bfloat16_points_where_fp32_does(one_rank):
 
 def test_two_ranks_have_the_gradients_and_the_merged_weights_of_one(one_rank_and_weights, two_ranks):
     one_rank, weights = one_rank_and_weights
-    found, gathered = two_ranks()
+    actual, gathered = two_ranks()
     assert gathered.keys() == weights.keys()
     assert all(torch.equal(gathered[name], tensor) for name, tensor in weights.items())
-    assert found.keys() == CASES.keys()
+    assert actual.keys() == CASES.keys()
     for case in CASES.keys() - {"bfloat16"}:
-        assert_close(found[case], one_rank[case])
-    assert found["bfloat16"][1] == pytest.approx(one_rank["bfloat16"][1], rel=0.02)
+        assert_close(actual[case], one_rank[case])
+    assert actual["bfloat16"][1] == pytest.approx(one_rank["bfloat16"][1], rel=0.02)
 
 
 def test_bfloat16_keeps_fp32_masters_that_an_update_changes(trainer, checkpoint):
@@ -183,14 +183,14 @@ def test_a_checkpoint_without_a_weight_is_refused(group, tmp_path):
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_a_model_with_dropout_drops_nothing(group, tmp_path, checkpointing):
     """The sampler has none: log-probabilities would differ by chance, and the canary with them."""
-    source, found, calls = write_checkpoint(tmp_path / "tiny"), [], []
+    source, actual, calls = write_checkpoint(tmp_path / "tiny"), [], []
     fields = json.loads((source / "config.json").read_text())
     for dropout in (0.0, 0.5):
         (source / "config.json").write_text(json.dumps(fields | {"attention_dropout": dropout}))
         subject = build(source, tmp_path, attention="sdpa", activation_checkpointing=checkpointing)
-        found.append((gradient(subject, minibatch()), subject.score_canary()))
-    assert_close(found[1][0], found[0][0])
-    assert np.array_equal(found[1][1], found[0][1])
+        actual.append((gradient(subject, minibatch()), subject.score_canary()))
+    assert_close(actual[1][0], actual[0][0])
+    assert np.array_equal(actual[1][1], actual[0][1])
     subject.scorer.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     gradient(subject, minibatch())
     assert len(calls) == 1 + (checkpointing != "none")
@@ -328,9 +328,9 @@ def test_offload_takes_the_inputs_of_all_layers_out_of_autograds_hands(trainer, 
 
 @pytest.mark.parametrize("case", KEPT)
 def test_what_is_kept_changes_no_gradient_on_one_rank_or_two(one_rank, two_ranks, case):
-    for found in (one_rank, two_ranks()[0]):
-        for name, gradient_of_all in found["checkpointing"][2].items():
-            torch.testing.assert_close(found[case][2][name], gradient_of_all, rtol=0, atol=1e-6)
+    for actual in (one_rank, two_ranks()[0]):
+        for name, gradient_of_all in actual["checkpointing"][2].items():
+            torch.testing.assert_close(actual[case][2][name], gradient_of_all, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])

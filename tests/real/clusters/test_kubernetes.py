@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from engine.commands.node import Options
 from engine.console.options import parse, parse_all
 from engine.programs.invocation import Invocation, Machines
-from engine.programs.node import Options
 from recipes.quickstart import Config
 from sandbox import keys
 from sandbox.host.host import HostConfig
@@ -47,7 +47,7 @@ def container(name: str) -> dict[str, Any]:
 
 
 def as_jobs() -> list[dict[str, Any]]:
-    """The jobs that a JobSet makes of its templates."""
+    """Returns the jobs that a JobSet makes of its templates."""
     return [
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": job["template"]["spec"]}
         for name, job in JOBS.items()
@@ -105,27 +105,27 @@ def test_our_programs_take_its_options(tmp_path: Path) -> None:
     assert parse(Options, options("nodes")).grace_s + 10 <= grace, "a node that has drained still has to end"
 
 
-@pytest.mark.parametrize(("told", "code"), [(None, 0), (None, 2), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(None, 0), (None, 2), (signal.SIGTERM, 143)])
 def test_a_pod_of_a_drained_node_is_replaced_and_that_of_an_ended_run_is_not(
-    tmp_path: Path, told: signal.Signals | None, code: int
+    tmp_path: Path, number: signal.Signals | None, code: int
 ) -> None:
     """An exit code of 0 would complete it."""
     stub = tmp_path / ".venv/bin/rocstar"
     stub.parent.mkdir(parents=True)
     body = (
-        f"exit {code}" if told is None else "trap 'touch drained; exit 0' TERM; echo up; while :; do sleep 0.02; done"
+        f"exit {code}" if number is None else "trap 'touch drained; exit 0' TERM; echo up; while :; do sleep 0.02; done"
     )
-    stub.write_text(f'#!/bin/bash\necho "$@" >words\n{body}\n')
+    stub.write_text(f'#!/bin/bash\necho "$@" >arguments\n{body}\n')
     stub.chmod(0o755)
     command = [*container("nodes")["command"], *container("nodes")["args"]]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, env={**os.environ, "HOSTNAME": "pod"}
     ) as process:
-        if told is not None:
+        if number is not None:
             assert process.stdout is not None
             process.stdout.readline()
-            process.send_signal(told)
+            process.send_signal(number)
         assert process.wait(30) == code
-    assert (tmp_path / "drained").exists() == (told is not None)
-    words = (tmp_path / "words").read_text().split()
-    assert words == ["node", f"lead=tcp://{LEAD}:5700", "keys=/keys", "name=pod", "ready_file=/tmp/ready"]
+    assert (tmp_path / "drained").exists() == (number is not None)
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments == ["node", f"lead=tcp://{LEAD}:5700", "keys=/keys", "name=pod", "ready_file=/tmp/ready"]

@@ -1,17 +1,35 @@
-"""recipes/clusters/on_ray.py on a real Ray cluster: a process is killed, and a machine is taken away."""
+"""recipes/clusters/on_ray.py: its processes, and a real Ray cluster on which one is killed and a machine taken away."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from recipes.clusters.on_ray import Process
 from tests.support.packages import environment_with
 from tests.support.paths import ROOT
 
 RAY = ("ray==2.60.0",)
+
+
+WRITES_WHAT_IT_WAS_GIVEN = """
+import json, sys
+from pathlib import Path
+file, *given, keys = sys.argv[1:]
+folder = Path(keys.removeprefix("keys="))
+Path(file).write_text(json.dumps([given, {path.name: path.read_text() for path in folder.iterdir()}]))
+"""
+
+
+async def test_a_process_gets_its_options_as_they_are_and_a_folder_with_keys(tmp_path: Path) -> None:
+    given = ["data=/KEYS/file", "keys=KEYS"]
+    command = [sys.executable, "-c", WRITES_WHAT_IT_WAS_GIVEN, str(tmp_path / "file"), *given]
+    assert await Process().run(command, str(ROOT), {"host.key": b"secret"}) == 0
+    assert json.loads((tmp_path / "file").read_text()) == [given, {"host.key": "secret"}]
 
 
 @pytest.mark.timeout(600)

@@ -34,8 +34,9 @@ esac
 
 @pytest.fixture
 def submitted(tmp_path):
-    """A function that runs the script on four hosts. lead: the program of the lead. It returns the exit code and who
-    ran what, without the options of srun."""
+    """Returns a function that runs the script on four hosts. lead: the program of the lead. It returns the exit code
+    and who ran what, without the options of srun.
+    """
     for name, program in (("srun", SRUN), ("scontrol", SCONTROL), (".venv/bin/rocstar", ROCSTAR)):
         write(tmp_path / name, program)
 
@@ -59,13 +60,13 @@ def write(path: Path, program: str) -> None:
 
 def test_the_first_host_leads_and_a_node_that_fails_is_started_again(submitted, tmp_path):
     joined = "while ! ls joined.beta joined.gamma joined.delta; do sleep 0.05; done >/dev/null 2>&1"
-    code, ran, said = submitted(joined, NODE="replicas=8 slots=64")
+    code, ran, errors = submitted(joined, NODE="replicas=8 slots=64")
     assert code == 0
     node = ".venv/bin/rocstar node lead=tcp://alpha:5700 keys=keys"
     nodes = [f"{host} {node} name={host} replicas=8 slots=64" for host in HOSTS[1:]]
     lead = "alpha .venv/bin/python recipes/quickstart.py steps=4 nodes=tcp://0.0.0.0:5700 nodes_keys=keys"
     assert ran == sorted([lead, *nodes, *nodes]), "each once more"
-    assert "beta: ended with exit code 1 (failures so far: 1), and is started again" in said
+    assert "beta: ended with exit code 1 (failures so far: 1), and is started again" in errors
     assert (tmp_path / "keys").is_dir()
 
 

@@ -40,8 +40,8 @@ def ssh(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     options = ["ListenAddress=127.0.0.1", f"Port={port}", f"HostKey={keys}/host", "UsePAM=no", "StrictModes=no"]
     options += [f"AuthorizedKeysFile={keys}/user.pub", f"PidFile={keys}/pid"]
-    words = [word for option in options for word in ("-o", option)]
-    with subprocess.Popen([server, "-D", "-e", "-f", "/dev/null", *words], stderr=subprocess.PIPE) as process:
+    arguments = [word for option in options for word in ("-o", option)]
+    with subprocess.Popen([server, "-D", "-e", "-f", "/dev/null", *arguments], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"listening" in process.stderr.readline()
         known = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
@@ -74,6 +74,36 @@ def test_by_ssh_a_node_that_is_killed_is_started_again_and_one_that_is_drained_s
     assert [mark for mark in marks(tmp_path) if Path("/proc", str(pid(mark))).exists()] == []
 
 
+CONNECTION = """#!/bin/bash
+mark=$FOLDER/connection.$$
+trap 'mv "$mark" "$mark.ended"; exit 255' TERM
+echo "$*" >"$mark"
+while true; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_end_of_the_script_ends_its_connections_and_nothing_beside_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """A program that starts the script without a terminal has it in its own process group."""
+    connection = tmp_path / "ssh"
+    connection.write_text(CONNECTION)
+    connection.chmod(0o755)
+    (tmp_path / "checkout").mkdir()
+    here = {**os.environ, "ROCSTAR_SSH": str(connection), "FOLDER": str(tmp_path / "checkout")}
+    command = ["recipes/clusters/ssh.sh", "tcp://lead:5700", "one", "two"]
+    with subprocess.Popen(["sleep", "60"], process_group=0) as beside:
+        script = subprocess.Popen(command, cwd=ROOT, env=here, process_group=beside.pid)
+        there = until(lambda: marks(tmp_path, 2))
+        script.send_signal(number)
+        assert script.wait(30) == (130 if number == signal.SIGINT else 143)
+        for mark in there:
+            until(mark.with_name(f"{mark.name}.ended").exists)
+        assert beside.poll() is None
+        beside.kill()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -92,7 +122,7 @@ def pid(mark: Path) -> int:
 def until(value: Callable[[], Any]) -> Any:
     """Waits until there is a value, and returns it."""
     deadline = time.monotonic() + 30
-    while not (found := value()):
+    while not (current := value()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return current

@@ -16,8 +16,8 @@ def test_a_quantised_model_takes_new_weights_in_place_whenever_they_come(kind):
     command = [sys.executable, "-m", "tests.support.fp8_reload", kind]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    assert found["layers"] == 12, "all linear layers of the three; embedding and head stay as they are"
-    assert max(found["before"], found["after"]) < ROUNDING < 0.3 < found["stale"], "old weights would not pass"
-    assert found["moved"] == [], "a GPU's graphs keep the addresses"
-    assert found["embedding"]
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert result["layers"] == 12, "all linear layers of the three; embedding and head stay as they are"
+    assert max(result["before"], result["after"]) < ROUNDING < 0.3 < result["stale"], "old weights would not pass"
+    assert result["moved"] == [], "a GPU's graphs keep the addresses"
+    assert result["embedding"]

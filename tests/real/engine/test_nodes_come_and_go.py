@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.nodes.messages import Ask, Job
-from engine.nodes.node import NodeDrained, RolloutNode, ask
-from engine.stages.group import GroupConfig, GroupMaker
+from engine.nodes.node import NodeDrained, RolloutNode
 from engine.types import Group, Prompt
-from tests.real.engine.test_nodes_network import TURNS, Run
+from tests.real.engine.test_nodes_network import TURNS, Run, node_of
 from tests.support.fakes import a_prompt
 from tests.support.node import Setup
 
@@ -37,7 +35,7 @@ def prompt(number: int) -> Prompt:
 
 
 class Nodes:
-    """Nodes by name, each with replicas of its own. Grades take up to a fifth of a second: groups end in any order."""
+    """Holds nodes by name, each with its replicas. Grades take up to a fifth of a second: groups end in any order."""
 
     def __init__(self, run: Run, rng: random.Random) -> None:
         self._run, self._rng = run, rng
@@ -69,32 +67,16 @@ class Nodes:
             await asyncio.sleep(self._rng.uniform(0, 0.2))
             return 1.0
 
-        run = self._run
-        job = await ask(run.config(name=name), run.node_keys, Ask())
-        assert isinstance(job, Job)
         async with Setup(*TURNS) as scripted:
-            maker = GroupMaker(
-                rollouts=scripted.rollouts, reward=reward, config=GroupConfig(samples=2), timeline=scripted.timeline
-            )
-            folder = run.folder / f"node-{len(list(run.folder.glob('node-*')))}"
-            folder.mkdir()
-            node = RolloutNode(
-                run.config(name=name, grace_s=self._rng.choice([0.0, 0.1, 5.0])),
-                run.node_keys,
-                build=job.build,
-                fleet=scripted.fleet,
-                maker=maker,
-                folder=folder,
-                tokens_sampled=lambda: scripted.rollouts.tokens_sampled,
-                note=run.notes.append,
-            )
+            grace_s = self._rng.choice([0.0, 0.1, 5.0])
+            node = await node_of(self._run, scripted, reward=reward, name=name, grace_s=grace_s)
             up.set_result(node)
             with suppress(NodeDrained):
                 await node.run()
 
 
 async def made(run: Run, nodes: Nodes, tasks: asyncio.TaskGroup) -> list[Group]:
-    """The groups of all prompts, of which some are wanted at once."""
+    """Returns the groups of all prompts, of which some are wanted at once."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def make(number: int) -> Group:

@@ -49,6 +49,7 @@ from engine.nodes.messages import (
 )
 from engine.nodes.node import LeadGone, NodeRefused, RolloutNode, ask, pull_checkpoint
 from engine.nodes.pulls import FileServer, PullFailed, fetch
+from engine.ports import Reward
 from engine.recording.policy import RecordConfig
 from engine.recording.reader import RecordedRun
 from engine.recording.recording import Recording
@@ -130,20 +131,24 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-@asynccontextmanager
-async def a_node(run: Run, scripted: Setup, *, recorded: bool = False, **fields: object) -> AsyncIterator[RolloutNode]:
-    async def reward(trajectory: object) -> float:
-        return 1.0
+async def always_right(trajectory: object) -> float:
+    return 1.0
 
-    job = await ask(run.config(), run.node_keys, Ask())
+
+async def node_of(
+    run: Run, scripted: Setup, *, reward: Reward = always_right, recorded: bool = False, **fields: object
+) -> RolloutNode:
+    """Returns a node of this run with scripted replicas. fields: those of its NodeConfig that differ."""
+    config = run.config(**fields)
+    job = await ask(config, run.node_keys, Ask())
     assert isinstance(job, Job)
     maker = GroupMaker(
         rollouts=scripted.rollouts, reward=reward, config=GroupConfig(samples=2), timeline=scripted.timeline
     )
     folder = run.folder / f"node-{len(list(run.folder.glob('node-*')))}"
     folder.mkdir()
-    node = RolloutNode(
-        run.config(**fields),
+    return RolloutNode(
+        config,
         run.node_keys,
         build=job.build,
         fleet=scripted.fleet,
@@ -153,6 +158,11 @@ async def a_node(run: Run, scripted: Setup, *, recorded: bool = False, **fields:
         note=run.notes.append,
         timeline=scripted.timeline if recorded else None,
     )
+
+
+@asynccontextmanager
+async def a_node(run: Run, scripted: Setup, *, recorded: bool = False, **fields: object) -> AsyncIterator[RolloutNode]:
+    node = await node_of(run, scripted, recorded=recorded, **fields)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(node.run())
         yield node

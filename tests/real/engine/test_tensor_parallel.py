@@ -21,15 +21,15 @@ def test_two_processes_are_one_replica(transfer):
     command = [sys.executable, "-m", "tests.support.tensor_parallel", transfer]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    assert found["workers"] == found["sessions"] == 2, "no Ctrl-C of the terminal's reaches them"
-    assert found["open_to_others"] == []
-    assert found["moved"] > 1e-3 > 1e-5 > found["canary_max_abs"], "old weights would not pass"
-    assert found["off"] < 1e-4, "what was sampled has the log-probabilities that the canary's way gives"
-    assert (found["deaths"], found["processes"]) == (1, 2), "the death of one process is the replica's"
-    assert found["asked"] == [0, 1, 1], "the replacement got the weights and passed the canary"
-    assert found["same"], "and samples the same"
-    assert found["named"] == found["left"] == found["shared_memory"] == []
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert result["workers"] == result["sessions"] == 2, "no Ctrl-C of the terminal's reaches them"
+    assert result["open_to_others"] == []
+    assert result["moved"] > 1e-3 > 1e-5 > result["canary_max_abs"], "old weights would not pass"
+    assert result["off"] < 1e-4, "what was sampled has the log-probabilities that the canary's way gives"
+    assert (result["deaths"], result["processes"]) == (1, 2), "the death of one process is the replica's"
+    assert result["asked"] == [0, 1, 1], "the replacement got the weights and passed the canary"
+    assert result["same"], "and samples the same"
+    assert result["named"] == result["left"] == result["shared_memory"] == []
 
 
 @pytest.mark.campaign
@@ -40,8 +40,8 @@ def test_adapters_go_to_both_processes_and_an_end_leaves_nothing(
     started: list[Run], tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:
     before = shared_memory()
-    words = ["replicas=1", "tensor_parallel=2", "adapters=true", "learner.lora_rank=4", "lr=0.003", "steps=1000"]
-    run = Run(command(tmp_path, *SMALL, *words))
+    options = ["replicas=1", "tensor_parallel=2", "adapters=true", "learner.lora_rank=4", "lr=0.003", "steps=1000"]
+    run = Run(command(tmp_path, *SMALL, *options))
     started.append(run)
     run.until("step   2")
     os.killpg(run.process.pid, sent)  # as a terminal does: to the whole foreground process group

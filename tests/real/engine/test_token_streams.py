@@ -13,7 +13,7 @@ OURS = {DELIVER_AT: [], BUNDLE_SIZE: 4}
 
 
 def request(name, extra=OURS):
-    """As vLLM's EngineCoreRequest, which has a name of its own beside the caller's."""
+    """Returns what looks like vLLM's EngineCoreRequest, which has a name of its own beside the caller's."""
     parameters = SimpleNamespace(extra_args=extra)
     return SimpleNamespace(request_id=f"{name}-7f", external_req_id=name, sampling_params=parameters)
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(400)
     scope="module",
     params=[pytest.param(("shm", 1), id="shm"), pytest.param(("gloo", 2), id="gloo", marks=pytest.mark.smoke)],
 )
-def found(request):
+def result(request):
     """Both ways, and both numbers of ranks, in one run each."""
     transfer, ranks = request.param
     command = [sys.executable, "-m", "tests.support.weight_sync", transfer, str(ranks)]
@@ -24,43 +24,43 @@ def found(request):
     return json.loads(run.stdout.splitlines()[-1]) | {"transfer": transfer}
 
 
-def test_weights_that_changed_are_those_of_the_learner(found):
-    assert min(found["moved"]) > 1e-3, "else old weights would pass"
-    assert found["canary_max_abs"] < 1e-5
+def test_weights_that_changed_are_those_of_the_learner(result):
+    assert min(result["moved"]) > 1e-3, "else old weights would pass"
+    assert result["canary_max_abs"] < 1e-5
 
 
-def test_a_replica_that_is_killed_in_an_update_is_replaced_and_gets_the_weights(found):
+def test_a_replica_that_is_killed_in_an_update_is_replaced_and_gets_the_weights(result):
     each = [[index, version] for index in (0, 1) for version in (0, 1, 2, 3)]
-    assert found["given"] == each
-    assert found["processes"] == 3
+    assert result["given"] == each
+    assert result["processes"] == 3
 
 
-def test_a_replica_whose_update_failed_is_replaced_and_training_goes_on(found):
-    assert "replica 0: weight update 4 failed" in found["broken"]
-    assert found["replaced"] == [0, 3], "the version that is live"
-    assert found["last"] == [[0, 4], [1, 4]]
-    assert found["deaths"] == 2
+def test_a_replica_whose_update_failed_is_replaced_and_training_goes_on(result):
+    assert "replica 0: weight update 4 failed" in result["broken"]
+    assert result["replaced"] == [0, 3], "the version that is live"
+    assert result["last"] == [[0, 4], [1, 4]]
+    assert result["deaths"] == 2
 
 
-def test_published_files_do_not_pile_up(found):
-    files = ["weights-3.safetensors", "weights-4.safetensors"] if found["transfer"] == "shm" else []
-    assert found["files"] == files
+def test_published_files_do_not_pile_up(result):
+    files = ["weights-3.safetensors", "weights-4.safetensors"] if result["transfer"] == "shm" else []
+    assert result["files"] == files
 
 
-def test_each_token_across_an_update_is_said_to_be_of_the_version_that_sampled_it(found):
-    (tokens_3, off_3), (tokens_4, off_4) = found["across"]["3"], found["across"]["4"]
+def test_each_token_across_an_update_is_said_to_be_of_the_version_that_sampled_it(result):
+    (tokens_3, off_3), (tokens_4, off_4) = result["across"]["3"], result["across"]["4"]
     assert (tokens_3 >= 20, tokens_3 + tokens_4) == (True, 200)
     assert off_4 < 1e-3 < off_3
 
 
-def test_the_canary_is_one_step(found):
-    assert found["sent"] == [2], "both sequences are there before the engine begins"
+def test_the_canary_is_one_step(result):
+    assert result["sent"] == [2], "both sequences are there before the engine begins"
 
 
-def test_the_two_files_in_use_stay_mapped(found):
-    assert found["mapped_anew"] == [True, True, False, False, True, False, True]
+def test_the_two_files_in_use_stay_mapped(result):
+    assert result["mapped_anew"] == [True, True, False, False, True, False, True]
 
 
-def test_neighbours_in_a_file_are_one_memory(found):
+def test_neighbours_in_a_file_are_one_memory(result):
     """q, k and v are packed together, without a copy before."""
-    assert found["neighbours_joined"]
+    assert result["neighbours_joined"]

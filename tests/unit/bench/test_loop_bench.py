@@ -21,7 +21,7 @@ def test_a_script_calls_a_tool_in_each_turn_but_the_last_and_then_answers():
         step_s=0.0,
         tokens=60,
         calls=2,
-        words=chat._encode("I think about it. "),
+        filler=chat._encode("I think about it. "),
         call=chat._encode(tool_call("print(1)")),
         answer=chat._encode(r"<answer>\boxed{13}</answer>"),
         end=chat.end_of_turn,

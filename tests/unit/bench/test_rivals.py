@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.__main__ import main as rocstar_bench
-from bench.commands.rivals import Prediction, changes, compare, error_of, load, main, of_mine, predictions, verdict
+from bench.commands.rivals import Prediction, changes, compare, error_of, load, main, of_users, predictions, verdict
 from bench.measuring import user_policy
 from bench.placement.policies import OURS, POLICIES
 from bench.placement.workload import Turn
@@ -176,12 +176,12 @@ class Less:
 """
 
 
-def test_a_policy_of_mine_is_a_row(run):
+def test_a_policy_of_users_is_a_row(run):
     file = run / "mine.py"
     file.write_text(POLICIES_OF_MINE)
     step = recorded(run, 2)
     for name in ("Mine", "fitting"):
-        rows = {row["policy"]: row for row in compare(step, mine=of_mine(step, load(f"{file}:{name}")))["rows"]}
+        rows = {row["policy"]: row for row in compare(step, users=of_users(step, load(f"{file}:{name}")))["rows"]}
         assert rows[name]["makespan_s"] == rows["round_robin"]["makespan_s"]
     for name in ("missing", "__name__"):
         with pytest.raises(ValueError, match="Fix:"):
@@ -202,7 +202,7 @@ def test_a_policy_of_mine_is_a_row(run):
         ("Less", r"has no replica_up.*RoundRobin"),
     ],
 )
-def test_a_failure_of_a_policy_of_mine_is_one_line_before_all_else(run, name, says, capsys, monkeypatch):
+def test_a_failure_of_a_policy_of_users_is_one_line_before_all_else(run, name, says, capsys, monkeypatch):
     monkeypatch.setattr(user_policy, "DEADLINE_S", 0.2)
     file = run / "mine.py"
     file.write_text(POLICIES_OF_MINE)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.commands.node import Options
 from engine.console.options import parse, parse_all
 from engine.programs.invocation import Invocation, Machines
-from engine.programs.node import Options
 from recipes.clusters import on_ray
 from recipes.clusters.on_ray import Command, Config, Job, ProcessFailed, processes
 from recipes.quickstart import Config as Quickstart
@@ -86,7 +86,7 @@ def lead(monkeypatch):
 async def test_a_node_that_failed_was_lost_or_drained_is_placed_again_and_ended_with_the_run(lead, capsys):
     lead(0)
     ray = Ray(1, RayError, 0, None)
-    await Job(ray, restarts=1, key_files={}).run(["lead"], {"node-0": Command(words=["node"], cpus=2, gpus=1)})
+    await Job(ray, restarts=1, key_files={}).run(["lead"], {"node-0": Command(line=["node"], cpus=2, gpus=1)})
     assert len(ray.placed) == 4
     assert {(options["num_cpus"], options["num_gpus"]) for options in ray.placed} == {(2, 1)}
     assert ray.told == [4], "it drains"
@@ -99,7 +99,7 @@ async def test_a_node_that_failed_was_lost_or_drained_is_placed_again_and_ended_
 async def test_what_was_never_placed_is_given_up_at_the_end_without_waiting_for_it(lead):
     lead(0)
     ray = Ray("never placed")
-    await Job(ray, restarts=0, key_files={}).run(["lead"], {"node-0": Command(words=["node"])})
+    await Job(ray, restarts=0, key_files={}).run(["lead"], {"node-0": Command(line=["node"])})
     assert (ray.told, ray.killed) == ([], [1])
 
 
@@ -116,7 +116,7 @@ async def test_what_fails_again_and_again_or_has_a_wrong_option_ends_the_job(lea
     lead(*lead_ends)
     ray = Ray(*node_ends)
     with pytest.raises(ProcessFailed, match=said):
-        await Job(ray, restarts=2, key_files={}).run(["lead"], {"node-0": Command(words=["node"])})
+        await Job(ray, restarts=2, key_files={}).run(["lead"], {"node-0": Command(line=["node"])})
     assert ray.killed == list(range(1, len(ray.placed) + 1)), "nothing is left"
 
 
@@ -124,16 +124,16 @@ def test_our_programs_take_what_it_starts(tmp_path):
     keys.make(tmp_path / "keys")
     given = ["recipes/quickstart.py", "steps=4", "nodes=2", "gpus=2", "node=replicas=2,slots=4"]
     config = parse(Config, [*given, "learners=1", "sandboxes=1", "port=6000"])
-    words, others = processes(config, "127.0.0.1", tmp_path / "keys")
-    assert words[0] == sys.executable
-    [_, recipe, machines] = parse_all([Invocation, Quickstart, Machines], words[2:])
+    lead, others = processes(config, "127.0.0.1", tmp_path / "keys")
+    assert lead[0] == sys.executable
+    [_, recipe, machines] = parse_all([Invocation, Quickstart, Machines], lead[2:])
     assert (recipe.steps, machines.learner_hosts, machines.learner_at) == (4, 2, "127.0.0.1:6002")
     assert (recipe.sandbox_listen, recipe.sandbox_keys) == ("tcp://0.0.0.0:6001", tmp_path / "keys")
     assert list(others) == ["node-0", "node-1", "learner-0", "sandbox-0"]
     start = len([sys.executable, "-m", "engine.programs.rocstar", "node"])
-    node = parse(Options, others["node-1"].words[start:])
+    node = parse(Options, others["node-1"].line[start:])
     assert (node.lead, node.name) == ("tcp://127.0.0.1:6000", "node-1")
     assert node.here == ("devices=0,1", "replicas=2", "slots=4")
-    assert parse(Options, others["learner-0"].words[start:]).learner
-    assert parse(HostConfig, others["sandbox-0"].words[start:]).connect == "tcp://127.0.0.1:6001"
+    assert parse(Options, others["learner-0"].line[start:]).learner
+    assert parse(HostConfig, others["sandbox-0"].line[start:]).connect == "tcp://127.0.0.1:6001"
     assert [command.gpus for command in others.values()] == [2, 2, 0, 0]

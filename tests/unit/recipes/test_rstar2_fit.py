@@ -83,13 +83,13 @@ def kept_bytes(model, tokens):
 def test_a_layers_activations_are_what_autograd_keeps_of_the_model_on_fake_tensors(name):
     AttentionInterface.register("ragged", ragged)
     AttentionMaskInterface.register("ragged", window_of_mask)
-    found = []
+    actual = []
     for layers in (2, 3):
         config = AutoConfig.for_model(**{**PUBLIC[name], "num_hidden_layers": layers})
         with FakeTensorMode():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="ragged")
-            found.append(kept_bytes(model.eval(), 1000))
-    assert 1.0 <= 1000 * layer_activations(model_of(name)) / (found[1] - found[0]) + 0.01 < 1.05
+            actual.append(kept_bytes(model.eval(), 1000))
+    assert 1.0 <= 1000 * layer_activations(model_of(name)) / (actual[1] - actual[0]) + 0.01 < 1.05
 
 
 def small(layers):
@@ -102,14 +102,14 @@ def small(layers):
 
 def test_with_checkpointing_a_layer_keeps_its_input():
     register()
-    found = []
+    actual = []
     for layers in (2, 3):
         model = small(layers)
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in model.base_model.layers:
             layer.training = True
-        found.append(kept_bytes(model, 40))
-    assert found[1] - found[0] == 40 * 2 * 64
+        actual.append(kept_bytes(model, 40))
+    assert actual[1] - actual[0] == 40 * 2 * 64
 
 
 def test_the_kv_cache_of_a_token_is_that_of_transformers(tmp_path):
@@ -165,11 +165,11 @@ def plan_of(*, model="Qwen2.5-7B-Instruct", max_tokens=8192, **given):
 
 @pytest.mark.parametrize("row", measured(), ids=lambda row: str(row["cell"]))
 def test_it_is_near_what_the_real_learner_allocates_and_executes_on_fake_gpus(row):
-    found, computed = compared(row)
-    assert computed["load"] == pytest.approx(found["load"], rel=0.1)
-    assert computed["train"] == pytest.approx(found["train"], rel=0.1)
-    assert computed["needed"] == pytest.approx(found["needed"], rel=0.01)
-    assert computed["executed"] == pytest.approx(found["executed"], rel=0.02)
+    actual, computed = compared(row)
+    assert computed["load"] == pytest.approx(actual["load"], rel=0.1)
+    assert computed["train"] == pytest.approx(actual["train"], rel=0.1)
+    assert computed["needed"] == pytest.approx(actual["needed"], rel=0.01)
+    assert computed["executed"] == pytest.approx(actual["executed"], rel=0.02)
 
 
 def test_the_table_of_the_page_is_made_from_the_measurements():
@@ -246,10 +246,10 @@ def test_heads_must_be_divided():
 
 def test_what_it_prints_is_what_rl_takes(tmp_path, capsys):
     assert main(["model=Qwen3-14B", "tensor_parallel=2"]) == 0
-    words = capsys.readouterr().out.splitlines()[-1].partition("rl.py ")[2].split()
+    options = capsys.readouterr().out.splitlines()[-1].partition("rl.py ")[2].split()
     (tmp_path / "config.json").write_text(json.dumps(PUBLIC["Qwen3-14B"]))
     (tmp_path / "train.jsonl").write_text('{"problem": "6 * 7?", "answer": "42"}\n')
-    made = parse(rl.Config, [f"model={tmp_path}", f"data={tmp_path / 'train.jsonl'}", *words]).training(1, tmp_path)
+    made = parse(rl.Config, [f"model={tmp_path}", f"data={tmp_path / 'train.jsonl'}", *options]).training(1, tmp_path)
     plan = fitting(Config(model="Qwen3-14B", tensor_parallel=2).plan())
     assert made.devices == plan.devices
     assert made.replicas_config.memory_share == replica_share(plan)
@@ -267,10 +267,10 @@ def test_what_it_prints_for_supervised_training_is_what_sft_takes(tmp_path, caps
     assert main(asked) == 0
     printed = capsys.readouterr().out
     assert "replica" not in printed
-    words = printed.splitlines()[-1].partition("sft.py ")[2].split()
+    options = printed.splitlines()[-1].partition("sft.py ")[2].split()
     (tmp_path / "config.json").write_text(json.dumps(PUBLIC["Qwen3-14B"]))
     (tmp_path / "train.jsonl").write_text('{"messages": []}\n')
-    made = parse(sft.Config, [f"model={tmp_path}", f"data={tmp_path / 'train.jsonl'}", *words])
+    made = parse(sft.Config, [f"model={tmp_path}", f"data={tmp_path / 'train.jsonl'}", *options])
     plan = fitting(parse(Config, asked).plan())
     assert made.plan.devices == plan.devices.devices
     assert (made.max_tokens, made.learner.micro_batch_tokens) == (8192, 16384)
@@ -289,9 +289,9 @@ def test_a_checkpoint_of_ones_own_is_read(tmp_path):
     assert main([f"model={source / 'config.json'}", "devices=1", "memory_gb=16", "max_tokens=64"]) == 0
 
 
-def refused(words, capsys):
+def refused(options, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        main(options)
     assert ended.value.code == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1

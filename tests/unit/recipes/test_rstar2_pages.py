@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.commands import doctor, gateway
 from engine.console.options import parse_all
-from engine.programs import doctor, gateway
 from engine.programs.invocation import Invocation, Machines
 from recipes.rstar2 import analyze, chat, data, evaluate, filter, fit, get_model, rl, sft, template
 from recipes.rstar2.parts.memory.memory import replica_share

@@ -85,22 +85,22 @@ class Model:
 
     @property
     def queries(self) -> int:
-        """Width of the queries of all heads."""
+        """Returns the width of the queries of all heads."""
         return self.heads * self.head_width
 
     @property
     def keys(self) -> int:
-        """Width of the keys of all heads, which is that of the values."""
+        """Returns the width of the keys of all heads, which is that of the values."""
         return self.key_heads * self.head_width
 
     @property
     def head(self) -> int:
-        """Parameters of the head, and of the embeddings."""
+        """Returns the number of parameters of the head, which the embeddings have too."""
         return self.vocabulary * self.hidden
 
     @property
     def root_parameters(self) -> int:
-        """Parameters that are in no layer."""
+        """Returns the number of parameters that are in no layer."""
         return self.parameters - self.layers * self.layer_parameters
 
     @property

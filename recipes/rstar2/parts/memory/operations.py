@@ -19,7 +19,7 @@ ATTENTION = {"FA2": 0.35, "FA3": 0.6}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operations:
-    """Operations for a trajectory: `needed` as MFU counts them (`algo.learner.measure.flops`), and those executed."""
+    """Counts operations of a trajectory: those `needed` for MFU (`algo.learner.measure.flops`), and those executed."""
 
     needed: float
     products: float

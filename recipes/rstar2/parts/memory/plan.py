@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is run on which GPUs.
+    """Says what is run on which GPUs.
 
     max_tokens: length of the longest trajectory; the learner's rows (`micro_batch_tokens`) hold it.
     samples: whether replicas sample too, as in reinforcement learning; supervised training has none.
@@ -32,17 +32,18 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """P, the number of all parameters."""
+        """Returns P, the number of all parameters."""
         return self.model.parameters + self.adapters
 
     @property
     def trained(self) -> int:
-        """T, the number of trained parameters."""
+        """Returns T, the number of trained parameters."""
         return self.adapters or self.model.parameters
 
 
 def gib(size: float) -> str:
-    """
+    """Shows bytes in GiB.
+
     >>> gib(3 << 29)
     '1.5 GiB'
     """

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from bench.placement.policies import POLICIES
-from engine.programs.view import opened as opened_questions
+from engine.commands.view import opened as opened_questions
 from engine.recording.in_flight import NAME
 from engine.view.export import export
 from engine.view.programs import SELECTIONS

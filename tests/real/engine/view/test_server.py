@@ -119,7 +119,7 @@ async def test_a_simulator_ends_with_the_question(tmp_path):
 def test_neither_torch_nor_vllm_is_loaded_to_view_a_run(tmp_path):
     write_viewed_run(tmp_path / "run")
     code = (
-        "import sys; from engine.programs.view import main\n"
+        "import sys; from engine.commands.view import main\n"
         "assert main(sys.argv[1:]) == 0\n"
         "print(*sorted({'torch', 'vllm', 'transformers', 'IPython'} & set(sys.modules)))"
     )

@@ -25,7 +25,7 @@ def numbers(*columns):
 
 
 def planned(whole, *, ranks, **options):
-    """The minibatches of each rank."""
+    """Returns the minibatches of each rank."""
     return [plan(whole, ranks=ranks, rank=rank, **options) for rank in range(ranks)]
 
 

@@ -61,7 +61,7 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"learner_ranks": -1}, "learner_ranks must be at least 0, got -1"),
         ({"replicas": 0}, "replicas must be at least 1, got 0"),
@@ -78,8 +78,8 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
         ),
     ],
 )
-def test_an_impossible_placement_is_refused(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_impossible_placement_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         DevicePlan(**options).replica(ReplicaConfig(checkpoint="x"))
 
 

@@ -48,7 +48,7 @@ def test_a_gpu_without_bfloat16_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("has", "config", "learner", "room", "said"),
+    ("has", "config", "learner", "room", "message"),
     [
         (gpus(MI300X), replica((0,)), (0,), PLENTY, "GPU 0 (AMD Instinct MI300X, 80 GiB): nothing was tried on ROCm"),
         (gpus(A100), replica((0,), quantization="fp8_per_block"), (), PLENTY, "no matrix products in FP8"),
@@ -100,9 +100,9 @@ def test_a_gpu_without_bfloat16_is_refused_by_name():
         ),
     ],
 )
-def test_what_is_lacking_is_said(has, config, learner, room, said):
+def test_what_is_lacking_is_said(has, config, learner, room, message):
     [line] = lacks(has, config, learner, **room)
-    assert said in line
+    assert message in line
 
 
 def test_two_gpus_without_a_link_that_one_part_does_not_use_are_not_worth_a_line():

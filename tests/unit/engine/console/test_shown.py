@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from engine.commands.rollouts import panel
 from engine.console.notes import say
 from engine.console.report import Progress, print_report
 from engine.diagnosis.advice import Finding
@@ -13,7 +14,6 @@ from engine.diagnosis.limit import Diagnosis
 from engine.diagnosis.step_window import Limit
 from engine.errors import BadInput
 from engine.programs.job import run
-from engine.programs.rollouts import panel
 from engine.run.run_folder import RunFolder
 from engine.types import Prompt
 from sandbox.printable import printable

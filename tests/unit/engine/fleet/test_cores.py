@@ -1,8 +1,9 @@
 """Which cores the engines of a fleet are pinned to, beside those of other fleets on the machine."""
 
 import os
+from pathlib import Path
 
-from engine.fleet.cores import least_pinned
+from engine.fleet.cores import claimed_cores, least_pinned
 
 
 def test_cores_that_nobody_is_pinned_to_come_first(tmp_path, monkeypatch):
@@ -23,3 +24,35 @@ def test_cores_that_nobody_is_pinned_to_come_first(tmp_path, monkeypatch):
 
 def test_of_this_machine_all_cores_that_may_be_used_are_there():
     assert set(least_pinned()) == os.sched_getaffinity(0)
+
+
+def machine_of(monkeypatch, folder, *cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cores))
+    for core in cores:
+        (folder / f"cpu{core}").mkdir()
+
+
+def test_fleets_that_start_at_the_same_moment_get_different_cores(tmp_path, monkeypatch):
+    machine_of(monkeypatch, tmp_path, 90001, 90002, 90003)  # none of this machine's, to which others may be pinned
+    with claimed_cores(1, tmp_path) as first, claimed_cores(1, tmp_path) as second:
+        assert (first, second) == ([90001], [90002])
+        with claimed_cores(2, tmp_path) as third:
+            assert third == [90003, 90001], "one is free, and the other has to be shared"
+    with claimed_cores(2, tmp_path) as later:
+        assert later == [90001, 90002]
+
+
+def test_replicas_are_pinned_only_where_each_has_a_core(tmp_path, monkeypatch):
+    machine_of(monkeypatch, tmp_path, 90001, 90002)
+    with claimed_cores(3, tmp_path) as none, claimed_cores(2, tmp_path) as both:
+        assert (none, both) == ([None] * 3, [90001, 90002])
+
+
+def test_where_cores_cannot_be_claimed_they_are_shared(tmp_path, monkeypatch):
+    machine_of(monkeypatch, tmp_path, 90001, 90002)
+    with claimed_cores(1, tmp_path / "not there") as cores:
+        assert cores == [90001]
+
+
+def test_the_kernel_has_a_folder_for_each_core():
+    assert [core for core in os.sched_getaffinity(0) if not Path(f"/sys/devices/system/cpu/cpu{core}").is_dir()] == []

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from engine.commands.gateway_tools import ToolOptions
 from engine.console.options import parse
-from engine.programs.gateway_tools import ToolOptions
 from engine.tools.python_tool import schema
 from recipes.rstar2.parts.sampling.protocol import PROTOCOLS
 from sandbox.wire import ToolResult

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from engine.assembly.devices import DevicePlan
+from engine.commands.node import node_options
 from engine.console.options import flat, overrides, parse
 from engine.errors import BadInput
 from engine.nodes.messages import Job
 from engine.programs import roles
-from engine.programs.node import node_options
 from engine.programs.roles import check_devices, check_gpus
 from engine.replica.config import ReplicaConfig
 from recipes.quickstart import Config
@@ -67,7 +67,7 @@ def test_all_gpus_of_a_node_are_its_replicas(lead, given, devices, per_replica):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (
             ["devices=4,5,6"],
@@ -76,10 +76,10 @@ def test_all_gpus_of_a_node_are_its_replicas(lead, given, devices, per_replica):
         (["devices=4,4,5,6"], "devices must differ"),
     ],
 )
-def test_a_plan_that_a_node_cannot_have_is_refused_with_one_that_it_can(given, said, capsys):
+def test_a_plan_that_a_node_cannot_have_is_refused_with_one_that_it_can(given, message, capsys):
     with pytest.raises(SystemExit):
         node_config(BY_TURNS, given)
-    assert re.search(said, capsys.readouterr().err.strip())
+    assert re.search(message, capsys.readouterr().err.strip())
 
 
 def node_config(lead, given):

@@ -129,3 +129,23 @@ def test_two_live_nodes_of_one_name_both_load():
             ledger.beat(session, version=int(session in loaded), free_tokens=100, pulled=1)
             loaded |= {member.session for member in ledger.may_load(1)}
     assert loaded == {b"a", b"b"}
+
+
+def test_a_node_that_pauses_while_it_leaves_pauses_for_all():
+    ledger = a_ledger(100, 100)
+    for session in (b"0", b"1"):
+        ledger.beat(session, version=0, free_tokens=100, pulled=1)
+    [first] = ledger.may_load(1)
+    first.leaving = True
+    assert ledger.may_load(1) == [], "one of two replicas pauses already"
+    ledger.leave(first.session)
+    assert len(ledger.may_load(1)) == 1
+
+
+def test_the_replicas_of_a_node_that_leaves_still_count():
+    ledger = Ledger(group_tokens=100)
+    for session, replicas in ((b"leaving", 6), (b"a", 1), (b"b", 1)):
+        ledger.join(session, session.decode(), capacity_tokens=100, replicas=replicas)
+        ledger.beat(session, version=0, free_tokens=100, pulled=1)
+    ledger.members[b"leaving"].leaving = True
+    assert [member.session for member in ledger.may_load(1)] == [b"a", b"b"], "two of eight replicas may pause"

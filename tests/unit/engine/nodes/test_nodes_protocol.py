@@ -94,10 +94,10 @@ class FakeNode:
     def bye(self):
         self.ended = True
 
-    def left(self):
+    def drained(self):
         """The process ends, and another one is started in its place."""
         self.alive = False
-        self.world.left += 1
+        self.world.drained += 1
         if self.world.nodes[self.number] is self:
             self.world.nodes[self.number] = FakeNode(self.world, self.number)
 
@@ -131,10 +131,10 @@ class FakeNode:
 
 def following(records, version, rng):
     done = [sum(record.startswith(b"%d " % sample) for record in records) for sample in range(SAMPLES)]
-    left = [sample for sample, turns in enumerate(done) if turns < TURNS]
-    if not left:
+    unfinished = [sample for sample, turns in enumerate(done) if turns < TURNS]
+    if not unfinished:
         return b"decided"
-    sample = rng.choice(left)
+    sample = rng.choice(unfinished)
     return b"%d %d %d" % (sample, done[sample], version)
 
 
@@ -154,7 +154,7 @@ class World:
         self.late = []  # copies of messages that arrive again later
         self.admitted = set()
         self.oldest = 0
-        self.left = 0  # nodes that have left as they were told to
+        self.drained = 0  # nodes that have left as they were told to
         self.notes = []
         self.happenings = []
         self.granted_records = []  # records that went along
@@ -376,7 +376,7 @@ def test_nothing_is_trained_twice_nothing_is_lost_and_no_token_is_too_old(
 
 def test_the_schedules_do_reach_fences_regrants_and_the_bound():
     """Else the property above would hold for want of trouble."""
-    fenced, regranted, kept, oldest, left, handed_back = 0, 0, 0, 0, 0, 0
+    fenced, regranted, kept, oldest, drained, handed_back = 0, 0, 0, 0, 0, 0
     for seed in range(150):
         world = World(seed, nodes=3, steps=4, groups_per_step=2, max_staleness=1, here=False)
         world.run()
@@ -384,9 +384,9 @@ def test_the_schedules_do_reach_fences_regrants_and_the_bound():
         regranted += sum(count > 1 for count in world.granted_records)
         kept += len(world.granted_records) - len(world.grants)
         oldest = max(oldest, world.oldest)
-        left += world.left
+        drained += world.drained
         handed_back += sum("leaves; its" in line for line in world.notes)
-    assert left > 100
+    assert drained > 100
     assert handed_back > 1
     assert fenced > 10
     assert regranted > 5
@@ -424,12 +424,12 @@ def test_a_node_that_drains_makes_what_it_has_gets_no_more_and_leaves():
     assert leaving.protocol.held == [key]
     assert other.protocol.held == [Key(1, 0)]
     for _ in range(SAMPLES * TURNS + 1):
-        assert world.left == 0
+        assert world.drained == 0
         leaving.sample(world.rng)
         world.second()
     assert key in world.groups
     world.second()
-    assert world.left == 1
+    assert world.drained == 1
     assert "node node-0 is about to leave; first it makes its 1 groups" in world.notes
     assert "node node-0 leaves" in world.notes
 
@@ -447,7 +447,7 @@ def test_what_a_node_has_not_made_when_it_must_leave_goes_to_others_after_the_la
     assert leaving.work == {}
     join(world, other)
     world.second()
-    assert world.left == 1
+    assert world.drained == 1
     assert "node node-0 leaves; its 1 groups go to others" in world.notes
     [(_, records)] = other.work.values()
     assert len(records) == 2, "the prompt and the turn"
@@ -461,11 +461,29 @@ def test_a_node_that_is_told_to_leave_goes_also_if_the_lead_is_away():
     node.protocol.drain()
     for _ in range(SILENT_BEATS + 2):
         node.tick()
-    assert world.left == 1
+    assert world.drained == 1
     [fresh] = world.nodes
     fresh.protocol.drain()
     fresh.tick()
-    assert world.left == 2, "and before it has ever joined"
+    assert world.drained == 2, "and before it has ever joined"
+
+
+@pytest.mark.parametrize("way", ["drain", "leave"])
+def test_a_node_that_is_told_to_leave_before_its_welcome_is_not_waited_for(way):
+    """`leave` is what Ctrl-C and the end of the grace do."""
+    world = a_world(nodes=2)
+    leaving, other = world.nodes
+    leaving.tick()
+    world.deliver_to_lead(leaving)  # the lead grants it the group of the next line; neither has reached it
+    world.admit()
+    getattr(leaving.protocol, way)()
+    leaving.tick()
+    assert world.drained == 1
+    while leaving.outbox:
+        world.deliver_to_lead(leaving)
+    assert [member.name for member in world.lead.nodes] == []
+    join(world, other)
+    assert other.protocol.held == [Key(0, 0)]
 
 
 def hello(number, gpus, process=None):

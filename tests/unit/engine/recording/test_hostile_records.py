@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.commands.replay import Place, recorded
+from engine.commands.rollouts import Options, rollouts
 from engine.encoding import frame, frames
 from engine.errors import BadInput
 from engine.numbered_files import numbered
-from engine.programs.replay import Place, recorded
-from engine.programs.rollouts import Options, rollouts
 from engine.recording import files
 from engine.recording.reader import RecordedRun
 from engine.recording.records import PartTokens

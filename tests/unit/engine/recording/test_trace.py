@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.programs.trace import main
+from engine.commands.trace import main
 from engine.recording import files
 from engine.recording.segments import segment_of
 from engine.recording.trace import write_trace

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from engine.fleet.cores import core_of
 from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig, check_sleep
 
@@ -156,8 +155,3 @@ def test_vllm_knows_the_arguments():
     source = Path(folder, "engine/arg_utils.py").read_text()
     for name in config(devices=(0,)).arguments(0) | config().arguments(0):
         assert re.search(rf"^    {name}\b", source, re.MULTILINE), name
-
-
-def test_replicas_are_pinned_only_where_each_has_a_core():
-    assert [core_of(index, 2, [4, 7]) for index in (0, 1)] == [4, 7]
-    assert [core_of(index, 3, [4, 7]) for index in (0, 1, 2)] == [None] * 3

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from engine.commands.rollouts import panel
 from engine.console.display import Display
-from engine.programs.rollouts import panel
 from engine.stages.empty_batches import NothingToTrain, check_graded
 from engine.telemetry import metrics
 from engine.telemetry.failures import CAUSES, failures, summed_up

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from engine.atomic_files import CannotWrite
-from engine.programs.view import main
+from engine.commands.view import main
 from engine.view.export import export
 from engine.view.page import STATIC, modules, plot_folder
 from engine.view.questions import Questions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.programs.view import opened
+from engine.commands.view import opened
 from engine.view.answers.trajectories import NotThere
 from engine.view.questions import Questions
 from engine.view.run_files import RunFiles

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.programs import doctor
-from engine.programs.doctor import gpu_lines
+from engine.commands import doctor
+from engine.commands.doctor import gpu_lines
 from engine.telemetry.gpus import Gpu, Gpus
 
 GIB = 1 << 30
@@ -28,11 +28,11 @@ def test_each_gpu_and_each_kind_of_link_has_a_line(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(("driver", "said"), [(True, "not known: no library"), (False, "none")])
-def test_a_machine_without_a_driver_has_none(monkeypatch, tmp_path, driver, said):
+@pytest.mark.parametrize(("driver", "message"), [(True, "not known: no library"), (False, "none")])
+def test_a_machine_without_a_driver_has_none(monkeypatch, tmp_path, driver, message):
     def none(devices):
         raise ImportError("no library")
 
     monkeypatch.setattr(doctor, "seen", none)
     monkeypatch.setattr(doctor, "DRIVERS", (tmp_path if driver else tmp_path / "nothing",))
-    assert list(gpu_lines()) == [("GPUs", said)]
+    assert list(gpu_lines()) == [("GPUs", message)]

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from engine.programs import node
+from engine.commands import node
 
 
 def import_of_a_library():

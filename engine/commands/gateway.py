@@ -26,13 +26,13 @@ import uvloop
 from engine.assembly.config import BLOCK, ServingConfig
 from engine.assembly.parts import Parts
 from engine.assembly.serving import serving
+from engine.commands.gateway_tools import ToolOptions
 from engine.console.options import Positional, parse
 from engine.gateway.gateway import Gateway, GatewayConfig
 from engine.gateway.http.server import ServerConfig, serve
 from engine.gateway.session import SessionRules
 from engine.gateway.tool_loop import ToolLoop
 from engine.programs.begin import begin
-from engine.programs.gateway_tools import ToolOptions
 from engine.replica.config import ReplicaConfig
 from engine.replica.port import ReplicaDied
 from engine.rollout.chat_template import ChatConfig, TemplateError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from engine.programs.rollouts import Options, main, panel, rollouts
+from engine.commands.rollouts import Options, main, panel, rollouts
 from engine.recording import files
 from engine.recording.in_flight import NAME
 from engine.recording.reader import RecordedRun

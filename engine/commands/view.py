@@ -88,12 +88,12 @@ def _may_hold_runs(path: Path) -> bool:
 
 async def _newest(folders: Sequence[Path]) -> RunFiles:
     """Returns the newest run in these folders that can be read, once there is one."""
-    said: set[str] = set()
+    noted: set[str] = set()
 
     def say(line: str) -> None:
-        if line not in said:
+        if line not in noted:
             print(printable(line), flush=True)
-        said.add(line)
+        noted.add(line)
 
     while True:
         for path in runs_below(folders):

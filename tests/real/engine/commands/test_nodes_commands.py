@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.commands.node import Options, _options
 from engine.console.options import parse
 from engine.nodes.build import build_of
 from engine.nodes.config import NodeConfig, launcher, node_command
@@ -15,7 +16,6 @@ from engine.nodes.lead_protocol import difference
 from engine.nodes.messages import LearnerHosts
 from engine.programs import learner_host
 from engine.programs.invocation import Machines
-from engine.programs.node import Options, _options
 from engine.recipe import name_of
 from recipes.quickstart import Config
 from sandbox import keys
@@ -97,6 +97,21 @@ def test_a_lead_without_keys_ends_with_code_2_and_the_field(tmp_path):
     assert "nodes_keys" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("file", ["ready", "folder"])
+def test_a_node_that_begins_is_not_ready_because_one_before_it_was(tmp_path, file):
+    """That one was killed, and could not remove its file."""
+    (tmp_path / "ready").touch()
+    (tmp_path / "folder").mkdir()
+    command = [*ROCSTAR, "node", "lead=tcp://127.0.0.1:1", "patience_s=0.1", f"ready_file={tmp_path / file}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if file == "ready":
+        assert done.returncode == 1, done.stderr
+        assert not (tmp_path / "ready").exists()
+    else:
+        assert done.returncode == 2
+        assert "ready_file" in done.stderr
 
 
 @pytest.mark.parametrize("fields", [{"nodes_only": True}, {"nodes_keys": "keys"}])

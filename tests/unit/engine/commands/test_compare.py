@@ -2,7 +2,7 @@
 
 import json
 
-from engine.programs.compare import main
+from engine.commands.compare import main
 from tests.support.viewed_runs import write_viewed_run
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from algo.learner.config import LearnerConfig
+from engine.commands.replay import CannotGoOn, Place, alone, before, begun, first_difference, main, recorded
 from engine.console.options import parse
 from engine.errors import BadInput
-from engine.programs.replay import CannotGoOn, Place, alone, before, begun, first_difference, main, recorded
 from recipes.quickstart import Config
 from recipes.tiny.task import SHIPPED
 from tests.support.paths import ROOT

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.programs.gateway import Options, serving_config
+from engine.commands.gateway import Options, serving_config
 from tests.support.paths import TINY
 
 

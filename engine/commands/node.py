@@ -72,6 +72,8 @@ def main(argv: Sequence[str]) -> int:
     begin()
     signal.signal(signal.SIGTERM, _leave)  # while nothing else handles it: when modules are imported, for example
     try:
+        if options.ready_file is not None:
+            _remove(options.ready_file)
         config = NodeConfig(
             lead=options.lead,
             keys=options.keys,
@@ -97,6 +99,14 @@ def main(argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{PROGRAM}: interrupted; the lead gives its groups to others", file=sys.stderr)
         return 130
+
+
+def _remove(ready_file: Path) -> None:
+    """Removes a ready file that a node before this one has left behind, as one does that is killed."""
+    try:
+        ready_file.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(f"ready_file={ready_file} cannot be removed: {error.strerror}. Fix: name another file") from None
 
 
 class _TakenBack(BaseException):
