@@ -79,6 +79,9 @@ class RunOptions:
     update_deadline_s: Annotated[float | None, "seconds in which a replica must have loaded new weights; none: 60"] = (
         None
     )
+    replica_step_deadline_s: Annotated[
+        float | None, "seconds after which a replica that makes no step is replaced; none: 300"
+    ] = None
     canary_tolerance: Annotated[
         float | Literal["auto"] | None,
         "largest mean difference of the replicas' and the learner's log-probabilities; none: not judged",
@@ -106,6 +109,7 @@ class RunOptions:
             "step_deadline_s": self.step_deadline_s,
             "start_deadline_s": self.start_deadline_s,
             "update_deadline_s": self.update_deadline_s,
+            "replica_step_deadline_s": self.replica_step_deadline_s,
             "canary_tolerance": self.canary_tolerance,
             "seed": self.seed,
             "record": self.record,

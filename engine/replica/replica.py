@@ -403,13 +403,19 @@ class Replica:
         rows = zip(token_ids[1:], last.prompt_logprobs[1:], strict=True)
         return np.asarray([row[token].logprob if row else math.nan for token, row in rows], np.float32)
 
-    def stalled(self, now: float) -> bool:
-        """Returns whether the engine died unnoticed, or requests are in flight but no step came within the deadline.
-
-        An update has a deadline of its own and is no stall.
+    def stalled(self, now: float) -> str | None:
+        """Returns what is wrong if the engine died unnoticed, or requests are in flight but no step came within the
+        deadline; otherwise None. An update has a deadline of its own and is no stall.
         """
-        late = self.in_flight > 0 and not self._updating and now - self.last_step_at > self.config.step_deadline_s
-        return late or (self._engine is not None and self._engine.errored)
+        if self._engine is not None and self._engine.errored:
+            return "it died unnoticed"
+        if not self.in_flight or self._updating or now - self.last_step_at <= self.config.step_deadline_s:
+            return None
+        return (
+            f"it made no step within {self.config.step_deadline_s:g} s (replica_step_deadline_s) and was killed, with "
+            f"{self.in_flight} requests in flight. Fix: if it was only slow, run less on this machine or fewer "
+            "requests at once, or raise the deadline"
+        )
 
     def _fail(self) -> None:
         self.died.set()

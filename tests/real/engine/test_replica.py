@@ -76,6 +76,17 @@ async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
         await replica.start()
 
 
+async def test_an_engine_without_a_step_within_its_deadline_stalls_and_names_what_to_raise():
+    replica = Replica(ReplicaConfig(checkpoint=TINY, step_deadline_s=9.0), 3, None, lambda *_: None)
+    assert replica.stalled(10.0) is None, "nothing is in flight"
+    replica.in_flight = 2
+    assert replica.stalled(9.0) is None
+    cause = replica.stalled(9.1)
+    assert cause is not None
+    for part in ("9 s", "replica_step_deadline_s", "2 requests"):
+        assert part in cause
+
+
 CANNOT_RUN = """
 import asyncio, sys
 from engine.replica.config import ReplicaConfig, prepare_environment
