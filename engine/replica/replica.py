@@ -149,6 +149,8 @@ class Replica:
         settings = AsyncEngineArgs(
             **self.config.arguments(self.index), weight_transfer_config=transfer
         ).create_engine_config()
+        if not self.config.devices:
+            _check_heads(settings.model_config)
         scheduler = settings.scheduler_config  # vLLM has chosen one of its own; this one takes its place
         kind = "BundlingAsyncScheduler" if scheduler.async_scheduling else "BundlingScheduler"
         scheduler.scheduler_cls = f"engine.replica.scheduler.{kind}"
@@ -475,6 +477,17 @@ def _parameters(sampling: Sampling) -> Any:
         grammar = {"grammar": sampling.grammar, "grammar_tokens": sampling.grammar_tokens}
         parameters.extra_args = parameters.extra_args | grammar
     return parameters
+
+
+def _check_heads(model: Any) -> None:
+    """Raises ValueError for a model whose attention vLLM cannot compute on the CPU, which it says only in a step."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, supported = model.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in supported:
+        raise ValueError(
+            f"head_dim of the model must be one of {', '.join(map(str, supported))} for vLLM on the CPU, got {size}"
+        )
 
 
 @functools.lru_cache(64)

@@ -104,16 +104,23 @@ asyncio.run(main())
 """
 
 
-def test_an_engine_that_cannot_run_the_model_says_why_and_is_not_tried_again(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"intermediate_size": 512}, r"RuntimeError: .*exceeds"),
+        ({"head_dim": 16}, r"head_dim of the model must be one of 32, .*, got 16"),
+    ],
+    ids=["weights of another size", "heads of another size"],
+)
+def test_an_engine_that_cannot_run_the_model_says_why_and_is_not_tried_again(tmp_path, changed, why):
     """In a process of its own: vLLM leaves a context of ZeroMQ behind."""
     shutil.copytree(AGENT, tmp_path / "model")
     file = tmp_path / "model" / "config.json"
-    fields = json.loads(file.read_text())
-    file.write_text(json.dumps({**fields, "intermediate_size": 2 * fields["intermediate_size"]}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     command = [sys.executable, "-c", CANNOT_RUN, str(tmp_path / "model")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     said = done.stdout.splitlines()[-1]  # before it vLLM has its say
-    assert re.match(r"replica 3 did not start: RuntimeError: .*exceeds", said), said
+    assert re.match(f"replica 3 did not start: {why}", said), said
 
 
 async def test_an_engine_that_is_not_up_in_time_may_be_started_again(monkeypatch):
