@@ -68,7 +68,8 @@ class RunOptions:
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None,
         "what replicas and the learner's passes compute in, and weights are published in; none: bfloat16 on GPUs; on "
-        "the CPU float32, or what learner.dtype and learner.weights_dtype say",
+        "the CPU float32, or what learner.dtype and learner.weights_dtype say (bfloat16 is slow there without "
+        "AVX512-BF16 or AMX)",
     ] = None
     max_staleness: Annotated[int, "weight versions that a trained token may be old (S); 0 is strictly on-policy"] = 0
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 4
