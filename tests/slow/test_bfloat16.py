@@ -21,7 +21,7 @@ from tests.support.paths import ROOT, TINY
 from tests.support.runs import SMALL, Run, command, metrics, numbers
 
 BF16 = "dtype=bfloat16"
-LORA = ("adapters=true", "learner.lora_rank=4", "learner.lora_alpha=8")
+LORA = ("adapters=true", "learner.lora_rank=4", "learner.lora_alpha=32")
 OTHERS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # than the quick start's Qwen3
     "llama": (
         LlamaConfig,
@@ -92,12 +92,12 @@ def test_other_architectures_learn_a_little(architecture: str, extra: tuple[str,
     rows.write_text("".join(json.dumps({"question": f"{n} + 3", "answer": str(n + 3)}) + "\n" for n in range(64)))
     words = [f"model={model}", f"data={rows}", f"held_out={rows}", f"runs={tmp_path}", BF16, *extra]
     words += [f"reward={ROOT / 'bench' / 'benches' / 'gpu' / 'even.py'}:even", "tools=", "system=", "replicas=1"]
-    words += ["rollout.max_tokens=160", "rollout.max_turns=1", "steps=8", "prompts_per_step=8", "algorithm=grpo"]
-    words += ["eval_problems=8", "eval_every=8", "lr=0.01"]
+    words += ["rollout.max_tokens=120", "rollout.max_turns=1", "steps=6", "prompts_per_step=4", "algorithm=grpo"]
+    words += ["eval_problems=8", "eval_every=6", "lr=0.01"]
     run([sys.executable, "-u", str(ROOT / "recipes" / "train_on_file.py"), *words])
     folder = tmp_path / "train_on_file"
     rewards = [row["reward"] for row in metrics(folder) if "reward" in row]
-    assert rewards[-1] - rewards[0] >= 0.03, rewards
+    assert rewards[-1] - rewards[0] >= 0.05, rewards
     check_judged(folder, model)
 
 
