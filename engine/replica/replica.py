@@ -414,9 +414,9 @@ class Replica:
         if not self.in_flight or self._updating or now - self.last_step_at <= self.config.step_deadline_s:
             return None
         return (
-            f"it made no step within {self.config.step_deadline_s:g} s (replica_step_deadline_s) and was killed, with "
-            f"{self.in_flight} requests in flight. Fix: if it was only slow, run less on this machine or fewer "
-            "requests at once, or raise the deadline"
+            f"it made no step within {self.config.step_deadline_s:g} s (ReplicaConfig.step_deadline_s, the option "
+            f"replica_step_deadline_s) and was killed, with {self.in_flight} requests in flight. Fix: if it was only "
+            "slow, run less on this machine or fewer requests at once, or raise the deadline"
         )
 
     def _fail(self) -> None:
