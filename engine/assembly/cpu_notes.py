@@ -15,7 +15,7 @@ def lacks(dtypes: Collection[str], cpuinfo: Path = CPUINFO) -> list[str]:
     dtypes: what replicas and learner compute in. cpuinfo: what Linux says of the processor. PyTorch's and vLLM's
     matrix products then convert to float32 and back.
     """
-    if "bfloat16" not in dtypes or _has_bfloat16(cpuinfo) is not False:
+    if "bfloat16" not in dtypes or has_bfloat16(cpuinfo) is not False:
         return []
     return [
         "this processor has no instructions for bfloat16 (AVX512-BF16 or AMX), so matrix products take several times "
@@ -23,8 +23,8 @@ def lacks(dtypes: Collection[str], cpuinfo: Path = CPUINFO) -> list[str]:
     ]
 
 
-def _has_bfloat16(cpuinfo: Path) -> bool | None:
-    """Returns whether the processor has such instructions; None if the file does not say, as on ARM."""
+def has_bfloat16(cpuinfo: Path = CPUINFO) -> bool | None:
+    """Returns whether the processor has instructions for bfloat16; None if the file does not say, as on ARM."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
