@@ -68,7 +68,8 @@ class RunOptions:
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None,
         "what replicas and the learner's passes compute in, and weights are published in; none: bfloat16 on GPUs; on "
-        "the CPU float32, or what learner.dtype and learner.weights_dtype say",
+        "the CPU float32, or what learner.dtype and learner.weights_dtype say (bfloat16 is slow there without "
+        "AVX512-BF16 or AMX)",
     ] = None
     max_staleness: Annotated[int, "weight versions that a trained token may be old (S); 0 is strictly on-policy"] = 0
     checkpoint_every: Annotated[int, "steps between checkpoints; the journal has what follows"] = 4
@@ -79,6 +80,9 @@ class RunOptions:
     update_deadline_s: Annotated[float | None, "seconds in which a replica must have loaded new weights; none: 60"] = (
         None
     )
+    replica_step_deadline_s: Annotated[
+        float | None, "seconds after which a replica that makes no step is replaced; none: 300"
+    ] = None
     canary_tolerance: Annotated[
         float | Literal["auto"] | None,
         "largest mean difference of the replicas' and the learner's log-probabilities; none: not judged",
@@ -106,6 +110,7 @@ class RunOptions:
             "step_deadline_s": self.step_deadline_s,
             "start_deadline_s": self.start_deadline_s,
             "update_deadline_s": self.update_deadline_s,
+            "replica_step_deadline_s": self.replica_step_deadline_s,
             "canary_tolerance": self.canary_tolerance,
             "seed": self.seed,
             "record": self.record,

@@ -62,6 +62,9 @@ class TrainingConfig:
     `LearnerProcessConfig`; a large model on a slow disk needs more."""
     update_deadline_s: float | None = None
     """Seconds that a replica may take to load weights, to fall asleep or to wake up. None: as in `ReplicaConfig`."""
+    replica_step_deadline_s: float | None = None
+    """Seconds without a step of its engine, while requests are in flight, after which a replica is replaced. None: as
+    in `ReplicaConfig`."""
     canary_tolerance: float | Literal["auto"] | None = "auto"
     """The largest mean difference between a replica's log-probabilities of the canary and the learner's; a single token
     may differ ten times as much. "auto": by dtype and number of layers (`engine.fleet.canary`). None: no limit."""
@@ -85,7 +88,8 @@ class TrainingConfig:
             )
         for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0)):
             require(name, getattr(self, name), at_least(least))
-        for name in ("step_deadline_s", "start_deadline_s", "update_deadline_s", "canary_tolerance"):
+        deadlines = ("step_deadline_s", "start_deadline_s", "update_deadline_s", "replica_step_deadline_s")
+        for name in (*deadlines, "canary_tolerance"):
             if (value := getattr(self, name)) != "auto":
                 require(name, value, none_or(positive))
         if self.max_staleness > self.steps:
@@ -133,6 +137,8 @@ class TrainingConfig:
             config = dataclasses.replace(config, start_deadline_s=self.start_deadline_s)
         if self.update_deadline_s is not None:
             config = dataclasses.replace(config, update_deadline_s=self.update_deadline_s)
+        if self.replica_step_deadline_s is not None:
+            config = dataclasses.replace(config, step_deadline_s=self.replica_step_deadline_s)
         return self.devices.replica(config)
 
     @property

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from engine import metric_names as metric
-from engine.assembly import wiring
+from engine.assembly import cpu_notes, wiring
 from engine.assembly.config import TrainingConfig
 from engine.assembly.evaluations import EvaluationSchedule, ScheduledEvaluation
 from engine.assembly.expected import BudgetTooSmall
@@ -613,7 +613,10 @@ async def _start(
     work: Work | None,
 ) -> Training:
     learner_devices = config.devices.learner_devices if work is None else ()
-    for line in await asyncio.to_thread(missing, config.replicas_config, learner_devices):
+    lacking = await asyncio.to_thread(missing, config.replicas_config, learner_devices)
+    if not config.devices.devices:
+        lacking += cpu_notes.lacks([config.replicas_config.dtype, getattr(config.learner, "dtype", "")])
+    for line in lacking:
         note(line)
     folder, learner, recording = stack.enter_context(workspace()), None, None
     if work is None:

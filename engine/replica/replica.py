@@ -150,6 +150,8 @@ class Replica:
         settings = AsyncEngineArgs(
             **self.config.arguments(self.index), weight_transfer_config=transfer
         ).create_engine_config()
+        if not self.config.devices:
+            _check_heads(settings.model_config)
         scheduler = settings.scheduler_config  # vLLM has chosen one of its own; this one takes its place
         kind = "BundlingAsyncScheduler" if scheduler.async_scheduling else "BundlingScheduler"
         scheduler.scheduler_cls = f"engine.replica.scheduler.{kind}"
@@ -409,13 +411,19 @@ class Replica:
         rows = zip(token_ids[1:], last.prompt_logprobs[1:], strict=True)
         return np.asarray([row[token].logprob if row else math.nan for token, row in rows], np.float32)
 
-    def stalled(self, now: float) -> bool:
-        """Returns whether the engine died unnoticed, or requests are in flight but no step came within the deadline.
-
-        An update has a deadline of its own and is no stall.
+    def stalled(self, now: float) -> str | None:
+        """Returns what is wrong if the engine died unnoticed, or requests are in flight but no step came within the
+        deadline; otherwise None. An update has a deadline of its own and is no stall.
         """
-        late = self.in_flight > 0 and not self._updating and now - self.last_step_at > self.config.step_deadline_s
-        return late or (self._engine is not None and self._engine.errored)
+        if self._engine is not None and self._engine.errored:
+            return "it died unnoticed"
+        if not self.in_flight or self._updating or now - self.last_step_at <= self.config.step_deadline_s:
+            return None
+        return (
+            f"it made no step within {self.config.step_deadline_s:g} s (ReplicaConfig.step_deadline_s, the option "
+            f"replica_step_deadline_s) and was killed, with {self.in_flight} requests in flight. Fix: if it was only "
+            "slow, run less on this machine or fewer requests at once, or raise the deadline"
+        )
 
     def _fail(self) -> None:
         self.died.set()
@@ -452,6 +460,17 @@ class Replica:
 
 
 def _do_nothing() -> None: ...
+
+
+def _check_heads(model: Any) -> None:
+    """Raises ValueError for a model whose attention vLLM cannot compute on the CPU, which it says only in a step."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, supported = model.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in supported:
+        raise ValueError(
+            f"head_dim of the model must be one of {', '.join(map(str, supported))} for vLLM on the CPU, got {size}"
+        )
 
 
 def _signal_cause(code: int | None) -> str:

@@ -40,6 +40,7 @@ from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from algo.sft import to_batch
 from engine import metric_names as metric
+from engine.assembly import cpu_notes
 from engine.assembly.devices import DevicePlan
 from engine.assembly.startup import seconds_since_start
 from engine.atomic_files import write_whole
@@ -277,6 +278,9 @@ class Sft:
         config, plan = self.config, self.config.plan
         folder = stack.enter_context(workspace())
         process = plan.learner(LearnerProcessConfig(module="algo.learner", step_deadline_s=3600.0))
+        if not plan.devices:
+            for line in cpu_notes.lacks([config.learner.dtype]):
+                say(self.console, line)
         say(self.console, "starting the learner")
         learner = LearnerProcess(process, folder, self.run_folder.path / "learner.log")
         learner = await stack.enter_async_context(learner)

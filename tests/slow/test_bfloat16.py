@@ -8,29 +8,69 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from engine.fleet.canary import tolerance_of
-from tests.support.paths import TINY
+from tests.support.paths import ROOT, TINY
 from tests.support.runs import SMALL, Run, command, metrics, numbers
 
 BF16 = "dtype=bfloat16"
+LORA = ("adapters=true", "learner.lora_rank=4", "learner.lora_alpha=32")
+OTHERS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # than the quick start's Qwen3
+    "llama": (
+        LlamaConfig,
+        {"hidden_size": 192, "num_hidden_layers": 5, "num_attention_heads": 6, "tie_word_embeddings": False},
+    ),
+    "qwen2": (
+        Qwen2Config,
+        {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True},
+    ),
+}
 KILLED = [*SMALL, BF16, "steps=4", "eval_every=2", "checkpoint_every=2"]
 
 
-def trained(runs: Path, *words: str) -> Path:
-    done = subprocess.run(command(runs, *words), capture_output=True, text=True, timeout=900)
+def run(arguments: list[str]) -> None:
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def trained(runs: Path, *words: str) -> Path:
+    run(command(runs, *words))
     return runs / "quickstart"
 
 
-def check_judged(folder: Path) -> None:
+def written(folder: Path, architecture: str) -> Path:
+    """Writes a model of random weights, whose logits are as large as those of a trained one, and returns its folder."""
+    kind, sizes = OTHERS[architecture]
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    config = kind(
+        **sizes,
+        vocab_size=len(tokenizer),
+        num_key_value_heads=2,
+        intermediate_size=160,
+        max_position_embeddings=1024,
+        initializer_range=0.08,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def check_judged(folder: Path, model: Path = TINY) -> None:
     """Canary and mismatch are those of bfloat16, within what is allowed on GPUs, with room."""
     rows = [row for row in metrics(folder) if "reward" in row]
     means = [row["canary/mean_abs"] for row in rows]
-    assert 1e-3 < min(means) <= max(means) < tolerance_of(TINY, "bfloat16") / 2
+    assert 1e-3 < min(means) <= max(means) < tolerance_of(model, "bfloat16") / 2
     mismatches = [row["learner/mismatch_fresh_mean"] for row in rows if "learner/mismatch_fresh_mean" in row]
     assert 1e-5 < max(mismatches) < 0.02, "a fifth of what is allowed"
 
@@ -41,6 +81,25 @@ def test_it_learns_in_ten_steps(tmp_path: Path) -> None:
     rewards = [row["reward"] for row in metrics(folder) if "reward" in row]
     assert sum(rewards[-2:]) / 2 - sum(rewards[:2]) / 2 >= 0.20, rewards
     check_judged(folder)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("architecture", "extra"), [("llama", ()), ("llama", LORA), ("qwen2", ())], ids=["llama", "llama-lora", "qwen2"]
+)
+def test_other_architectures_learn_a_little(architecture: str, extra: tuple[str, ...], tmp_path: Path) -> None:
+    """Random weights learn to sample tokens with even numbers, by a recipe with a reward of the user's own."""
+    model, rows = written(tmp_path / "model", architecture), tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{n} + 3", "answer": str(n + 3)}) + "\n" for n in range(64)))
+    words = [f"model={model}", f"data={rows}", f"held_out={rows}", f"runs={tmp_path}", BF16, *extra]
+    words += [f"reward={ROOT / 'bench' / 'benches' / 'gpu' / 'even.py'}:even", "tools=", "system=", "replicas=1"]
+    words += ["rollout.max_tokens=160", "rollout.max_turns=1", "steps=6", "prompts_per_step=8", "algorithm=grpo"]
+    words += ["eval_problems=8", "eval_every=6", "lr=0.01"]
+    run([sys.executable, "-u", str(ROOT / "recipes" / "train_on_file.py"), *words])
+    folder = tmp_path / "train_on_file"
+    rewards = [row["reward"] for row in metrics(folder) if "reward" in row]
+    assert rewards[-1] - rewards[0] >= 0.05, rewards
+    check_judged(folder, model)
 
 
 @pytest.mark.campaign

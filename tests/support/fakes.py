@@ -266,8 +266,8 @@ class ScriptedReplica:
         assert not self.asleep
         return self.canary
 
-    def stalled(self, now: float) -> bool:
-        return self.stalls
+    def stalled(self, now: float) -> str | None:
+        return "it stalls" if self.stalls else None
 
     def kill(self) -> None:
         self.events.append("kill")

@@ -88,8 +88,8 @@ class SteppingReplica:
     async def shutdown(self) -> None:
         self.died.set()
 
-    def stalled(self, now: float) -> bool:
-        return False
+    def stalled(self, now: float) -> str | None:
+        return None
 
     async def abort(self, request_id: str) -> None: ...
 

@@ -89,6 +89,17 @@ async def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
         await replica.start()
 
 
+async def test_an_engine_without_a_step_within_its_deadline_stalls_and_names_what_to_raise():
+    replica = Replica(ReplicaConfig(checkpoint=TINY, step_deadline_s=9.0), 3, None, lambda *_: None)
+    assert replica.stalled(10.0) is None, "nothing is in flight"
+    replica.in_flight = 2
+    assert replica.stalled(9.0) is None
+    cause = replica.stalled(9.1)
+    assert cause is not None
+    for part in ("9 s", "replica_step_deadline_s", "2 requests"):
+        assert part in cause
+
+
 CANNOT_RUN = """
 import asyncio, sys
 from engine.replica.config import ReplicaConfig, prepare_environment
@@ -106,16 +117,23 @@ asyncio.run(main())
 """
 
 
-def test_an_engine_that_cannot_run_the_model_says_why_and_is_not_tried_again(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"intermediate_size": 512}, r"RuntimeError: .*exceeds"),
+        ({"head_dim": 16}, r"head_dim of the model must be one of 32, .*, got 16"),
+    ],
+    ids=["weights of another size", "heads of another size"],
+)
+def test_an_engine_that_cannot_run_the_model_says_why_and_is_not_tried_again(tmp_path, changed, why):
     """In a process of its own: vLLM leaves a context of ZeroMQ behind."""
     shutil.copytree(AGENT, tmp_path / "model")
     file = tmp_path / "model" / "config.json"
-    fields = json.loads(file.read_text())
-    file.write_text(json.dumps({**fields, "intermediate_size": 2 * fields["intermediate_size"]}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     command = [sys.executable, "-c", CANNOT_RUN, str(tmp_path / "model")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     said = done.stdout.splitlines()[-1]  # before it vLLM has its say
-    assert re.match(r"replica 3 did not start: RuntimeError: .*exceeds", said), said
+    assert re.match(f"replica 3 did not start: {why}", said), said
 
 
 async def test_an_engine_that_is_not_up_in_time_may_be_started_again(monkeypatch):

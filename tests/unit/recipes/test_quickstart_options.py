@@ -62,6 +62,7 @@ def test_deadlines_and_tolerances_are_options_and_a_run_that_one_has_ended_goes_
         "step_deadline_s=7",
         "start_deadline_s=9",
         "update_deadline_s=11",
+        "replica_step_deadline_s=13",
         "canary_tolerance=0.5",
         "mismatch_tolerance=none",
         "wandb=offline",
@@ -69,7 +70,7 @@ def test_deadlines_and_tolerances_are_options_and_a_run_that_one_has_ended_goes_
     config = parse(Config, words)
     made = config.training()
     assert (made.step_deadline_s, made.start_deadline_s, made.replicas_config.start_deadline_s) == (7, 9, 9)
-    assert made.replicas_config.update_deadline_s == 11
+    assert (made.replicas_config.update_deadline_s, made.replicas_config.step_deadline_s) == (11, 13)
     assert (made.canary_bound, made.learner.mismatch_bound) == (0.5, None)
     assert parse(Config, ["canary_tolerance=none"]).training().canary_bound is None
     assert identity_of(config) == identity_of(parse(Config, []))

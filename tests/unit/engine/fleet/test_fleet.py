@@ -388,14 +388,15 @@ async def test_a_dead_replica_is_replaced():
         assert replicas.made[1].events == ["start", "shutdown"]
 
 
-async def test_a_stalled_replica_is_killed_and_replaced():
-    replicas = Replicas()
-    async with fleet_of(replicas, watch_s=0.01) as fleet:
+async def test_a_stalled_replica_is_killed_and_replaced_with_a_line_that_says_why():
+    replicas, told = Replicas(), []
+    async with fleet_of(replicas, watch_s=0.01, note=told.append) as fleet:
         replicas.made[0].stalls = True
         await replicas.made[0].died.wait()
         await settle()
         assert "kill" in replicas.made[0].events
         assert fleet.live == [0]
+    assert told == ["replica 0 died: replica 0: it stalls; restart 1 of 3 begins", "replica 0 is up again"]
 
 
 async def test_a_node_that_stood_still_does_not_blame_its_replicas():

@@ -20,6 +20,8 @@ def config(**options):
         ({"kv_blocks": 32}, "kv_blocks 32 .*max_model_len 1024.*at least 33 blocks"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"step_deadline_s": 0.0}, "step_deadline_s must be positive, got 0.0"),
+        ({"dtype": "bf16"}, "dtype must be one of 'float32', 'bfloat16', got 'bf16'"),
+        ({"dtype": "float16", "devices": (0,)}, "dtype must be one of 'float32', 'bfloat16', got 'float16'"),
         ({"block_size": 48}, "block_size must be a multiple of 32 on the CPU, got 48"),
         ({"tensor_parallel": 0}, "tensor_parallel must divide the 0 devices, got 0"),
         ({"tensor_parallel": 2, "devices": (0, 1, 2)}, "tensor_parallel must divide the 3 devices, got 2"),
