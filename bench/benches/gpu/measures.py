@@ -63,6 +63,7 @@ MEDIANS = (
     metric.TIME_SYNC_S,
     metric.TIME_STEP_S,
     metric.HOST_LOOP_CPU_SHARE,
+    metric.HOST_LOOP_LAG_MAX_MS,
     metric.LEARNER_MFU,
     metric.LEARNER_PEAK_BYTES,
     metric.LEARNER_MISMATCH_FRESH_MEAN,

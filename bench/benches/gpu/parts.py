@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measuring.metric import Kind, Metric, count, megabytes, microseconds, seconds, share
+from bench.measuring.metric import Kind, Metric, count, megabytes, microseconds, milliseconds, seconds, share
 from bench.measuring.result import Result
 from bench.placement.policies import NAMES, OURS
 from engine import metric_names as metric
@@ -77,6 +77,7 @@ METRICS = {
     "replaced_s": seconds("replaced", "from a replica's death in a pull until another serves that version"),
     "node_token_s": microseconds("node, per token", "CPU of the node's own process"),
     "node_cpu": share("node", "CPU of the event loop, of a core"),
+    "lag_max_s": milliseconds("lag", "largest of a step, by which the event loop is late"),
     "modules": count("imported", "modules that a GPU engine and learner need"),
     "reward_first": count("reward, first", "share of even tokens in the first step", form=".3f"),
     "reward_last": count("reward, last", "the same in the last step", form=".3f"),
@@ -125,34 +126,28 @@ def _bench(read: Callable[[Result], Figures]) -> Callable[[Path], Figures]:
 
 
 def _quickstart(measured: Measured) -> Figures:
-    medians, summary = measured["medians"], measured["summary"]
+    summary = measured["summary"]
     return {
-        "rollout_tgs": medians[metric.TOKENS_PER_S],
-        "training_tgs": medians[metric.LEARNER_TOKENS_PER_S],
-        "generation_s": medians[metric.TIME_ROLLOUT_S],
-        "policy_training_s": medians[metric.TIME_LEARN_S],
-        "refit_s": medians[metric.TIME_SYNC_S],
-        "e2e_step_s": medians[metric.TIME_STEP_S],
-        **_agreement(medians),
+        **_steps(measured["medians"]),
         "accuracy_initial": summary["accuracy_initial"],
         "accuracy_final": summary["accuracy_final"],
         "jailed": summary["tool_calls_jailed"] / max(1, summary["tool_calls"]),
-        "node_cpu": medians[metric.HOST_LOOP_CPU_SHARE],
-    }
-
-
-def _agreement(medians: Mapping[str, float]) -> Figures:
-    return {
-        "mismatch_mean": medians[metric.LEARNER_MISMATCH_FRESH_MEAN],
-        "mismatch_max": medians[metric.LEARNER_MISMATCH_FRESH_MAX],
-        "canary_mean": medians[metric.CANARY_MEAN_ABS],
-        "canary_max": medians[metric.CANARY_MAX_ABS],
     }
 
 
 def _rl(measured: Measured) -> Figures:
     medians, curve = measured["medians"], measured["curve"]
     values = {
+        **_steps(medians),
+        "peak_bytes": medians[metric.LEARNER_PEAK_BYTES],
+        "reward_first": curve[0],
+        "reward_last": curve[-1],
+    }
+    return values | ({"mfu": medians[metric.LEARNER_MFU]} if metric.LEARNER_MFU in medians else {})
+
+
+def _steps(medians: Mapping[str, float]) -> Figures:
+    return {
         "rollout_tgs": medians[metric.TOKENS_PER_S],
         "training_tgs": medians[metric.LEARNER_TOKENS_PER_S],
         "generation_s": medians[metric.TIME_ROLLOUT_S],
@@ -160,12 +155,12 @@ def _rl(measured: Measured) -> Figures:
         "refit_s": medians[metric.TIME_SYNC_S],
         "e2e_step_s": medians[metric.TIME_STEP_S],
         "node_cpu": medians[metric.HOST_LOOP_CPU_SHARE],
-        "peak_bytes": medians[metric.LEARNER_PEAK_BYTES],
-        **_agreement(medians),
-        "reward_first": curve[0],
-        "reward_last": curve[-1],
+        "lag_max_s": medians[metric.HOST_LOOP_LAG_MAX_MS] / 1e3,
+        "mismatch_mean": medians[metric.LEARNER_MISMATCH_FRESH_MEAN],
+        "mismatch_max": medians[metric.LEARNER_MISMATCH_FRESH_MAX],
+        "canary_mean": medians[metric.CANARY_MEAN_ABS],
+        "canary_max": medians[metric.CANARY_MAX_ABS],
     }
-    return values | ({"mfu": medians[metric.LEARNER_MFU]} if metric.LEARNER_MFU in medians else {})
 
 
 def _imports(measured: Measured) -> Figures:
@@ -245,6 +240,13 @@ def parts() -> list[Part]:
             read=_own(_quickstart),
         ),
         Part(
+            name="rl_1.7b_lora",
+            full=own("rl", "shape=qwen3-1.7b", "devices=0", "replicas=1", "steps=20", "rollout.max_tokens=512", *RL),
+            rehearsal=own("rl", "replicas=1", "steps=2", "rollout.max_tokens=64", *RL),
+            limit_s=420,
+            read=_own(_rl),
+        ),
+        Part(
             name="sleep",
             full=own("sleep", "device=0", f"checkpoint={AGENT}"),
             rehearsal=own("sleep", f"checkpoint={AGENT}"),
@@ -261,13 +263,6 @@ def parts() -> list[Part]:
             read=_bench(_mismatch),
         ),
         *[_mismatch_part(fp32_head=fp32_head) for fp32_head in (False, True)],
-        Part(
-            name="rl_1.7b_lora",
-            full=own("rl", "shape=qwen3-1.7b", "devices=0", "replicas=1", "steps=20", "rollout.max_tokens=512", *RL),
-            rehearsal=own("rl", "replicas=1", "steps=2", "rollout.max_tokens=64", *RL),
-            limit_s=420,
-            read=_own(_rl),
-        ),
         Part(
             name="rollouts_1.7b",
             full=own(
