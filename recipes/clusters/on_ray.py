@@ -165,6 +165,7 @@ class Job:
                     say(f"{name} was drained, and is placed again")
             except self._ray.exceptions.RayError as error:
                 say(f"{name} is lost, and is placed again: {str(error).splitlines()[0]}")
+                self._ray.kill(actor)  # it may only be out of reach for now
                 await asyncio.sleep(AGAIN_S)
             except asyncio.CancelledError:
                 if placed:
@@ -220,12 +221,14 @@ async def work(config: Config) -> None:
         import ray
     except ImportError:
         raise BadInput('Ray is not installed here. Fix: pip install -e ".[ray]"') from None
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address="auto", log_to_driver=True)
     except ConnectionError as error:
         raise BadInput(f"there is no Ray cluster: {error}. Fix: `ray start --head`, or `ray job submit`") from None
     except RuntimeError as error:  # Ray or Python here are of other versions than those of the cluster
         raise BadInput(" ".join(str(error).split())) from None
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own, which it has set, ends this program before the nodes
     try:
         with tempfile.TemporaryDirectory() as private:
             folder = Path(private, "keys")

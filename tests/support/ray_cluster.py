@@ -47,6 +47,25 @@ def running(folder: Path) -> dict[str, list[int]]:
     return {name: [pid for other, pid in alive if other == name] for name, _ in alive}
 
 
+async def stopped(folder: Path, address: str) -> dict[str, object]:
+    """Runs on_ray.py and a node that waits for its lead, and ends the job by SIGTERM. Returns how it ended."""
+    lead = folder / "lead.py"
+    lead.write_text("import time; time.sleep(600)")
+    job = await asyncio.create_subprocess_exec(
+        *(sys.executable, on_ray.__file__, "nodes=1", str(lead)),
+        env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(on_ray.ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert job.stdout is not None
+    async with asyncio.timeout(60):
+        while b"node-0 is placed" not in await job.stdout.readline():
+            pass
+        job.send_signal(signal.SIGTERM)
+        said = await job.stdout.read()
+        return {"code": await job.wait(), "said": said.decode()}
+
+
 async def main(folder: Path) -> None:
     on_ray.AGAIN_S, on_ray.PLACED_S = 0.2, 3.0
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
@@ -76,6 +95,7 @@ async def main(folder: Path) -> None:
         (folder / "done").touch()
     await until(lambda: not running(folder))
     told["drained"] = sorted({path.stem for path in folder.glob("*.drained")})  # noqa: ASYNC240
+    told["stopped"] = await stopped(folder, cluster.address)
     (folder / "told.json").write_text(json.dumps(told))
     ray.shutdown()
     cluster.shutdown()

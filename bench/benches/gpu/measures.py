@@ -24,8 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -95,16 +94,18 @@ def doctor(_options: Options) -> dict[str, Any]:
 
 
 def imports(_options: Options) -> dict[str, Any]:
-    """Imports each module in a process of its own, as one that fails may take others with it."""
+    """Imports all modules in one process. If that fails each gets its own: one that fails may take others with it."""
+    failed = {}
+    if _failure(MODULES):
+        failed = {module: failure for module in MODULES if (failure := _failure([module]))}
+    return {"modules": len(MODULES), "failed": failed}
 
-    def failure(module: str) -> str:
-        code = f"from engine.replica.config import prepare_environment; prepare_environment(); import {module}"
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        failures = dict(zip(MODULES, pool.map(failure, MODULES), strict=True))
-    return {"modules": len(MODULES), "failed": {module: said for module, said in failures.items() if said}}
+def _failure(modules: Sequence[str]) -> str:
+    """Returns the last line of the error with which importing them ends, or ""."""
+    code = f"from engine.replica.config import prepare_environment; prepare_environment(); import {', '.join(modules)}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1] if done.returncode else ""
 
 
 def quickstart(options: Options) -> dict[str, Any]:

@@ -29,3 +29,5 @@ def test_on_ray_a_process_that_is_killed_and_a_machine_that_is_gone_are_replaced
     assert "too-large waits for a machine with room for it: CPUs 1, GPUs 1" in ended.stdout
     for name in told["moved"]:
         assert f"{name} is lost, and is placed again" in ended.stdout
+    assert told["stopped"]["code"] == 130, told["stopped"]["said"]
+    assert "interrupted; what was done is kept" in told["stopped"]["said"]
