@@ -36,7 +36,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from algo.learner.config import Checkpointing, LearnerConfig
+from algo.learner.config import Checkpointing, FlashAttention, LearnerConfig
 from algo.learner.hosts import listen_on
 from algo.learner.learner import keep_freed_memory
 from algo.learner.model.attention import PACKED, bounds, register
@@ -72,6 +72,7 @@ class Options:
     trajectories: Annotated[int, "trajectories of a pass"] = 128
     micro_batch_tokens: Annotated[int | None, "tokens of a row; none: the learner's, or the context"] = None
     checkpointing: Annotated[Checkpointing, "what of the activations is computed again"] = "none"
+    flash_attention: Annotated[FlashAttention, "kernels of packed attention on a GPU"] = "FA2"
     lora: Annotated[int, "rank of adapters; 0: all weights are trained"] = 0
     only: Annotated[
         Literal["all", "learner", "bare"], "all: the others too, beside the learner; on a GPU one fits where two do not"
@@ -179,6 +180,7 @@ def _measure(options: Options, folder: Path, keep: Keep) -> None:
         device=options.device,
         micro_batch_tokens=options.row_tokens,
         activation_checkpointing=options.checkpointing,
+        flash_attention=options.flash_attention,
         lora_rank=options.lora,
     )
     trainer = Trainer(config, source, [], folder, seed=0)

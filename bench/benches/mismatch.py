@@ -60,6 +60,7 @@ class Options:
     checkpoint: Annotated[Path, "Hugging Face folder with a chat template"] = SHIPPED
     device: Annotated[int | None, "a GPU instead of the CPU, for one after the other"] = None
     threads: Annotated[int, "threads of the learner"] = 2
+    fp32_head: Annotated[bool, "a learner in bfloat16 computes its logits in float32"] = False
 
     def __post_init__(self) -> None:
         require_fields(self, at_least(1), "rounds", "trajectories", "threads")
@@ -183,7 +184,12 @@ async def rolled(options: Options, dtype: Dtype, number: int) -> list[Trajectory
 
 async def scored(options: Options, dtype: Dtype, batches: Sequence[Batch], folder: Path) -> list[Floats]:
     """Returns what a learner of that dtype says of each batch."""
-    config = LearnerConfig(threads=options.threads, dtype=dtype, device="cuda" if options.devices else "cpu")
+    config = LearnerConfig(
+        threads=options.threads,
+        dtype=dtype,
+        fp32_head=options.fp32_head,
+        device="cuda" if options.devices else "cpu",
+    )
     message = Configure(
         checkpoint=str(options.checkpoint.resolve()),
         learner=dataclasses.asdict(config),

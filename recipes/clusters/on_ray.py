@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ from sandbox import keys
 from sandbox.require import at_least, require_fields
 
 ROOT = Path(__file__).resolve().parents[2]
+PLACED_S = 20.0  # seconds without a machine after which the job says what a process waits for
 AGAIN_S = 3.0  # seconds between the end of a process and its next start
 END_S = 30.0  # seconds in which a process ends that is told to
 WRONG_OPTION = 2
@@ -92,6 +94,10 @@ class Process:
             )
             return await self._process.wait()
 
+    def host(self) -> str:
+        """Returns the name of the machine."""
+        return socket.gethostname()
+
     async def end(self, within_s: float) -> None:
         """Tells the process to end (SIGTERM) and waits for that. A node drains meanwhile."""
         if self._process is not None:
@@ -146,9 +152,13 @@ class Job:
         while True:
             options = {"num_cpus": command.cpus, "num_gpus": command.gpus, "scheduling_strategy": "SPREAD"}
             actor, placed = self._ray.remote(Process).options(**options).remote(), False
+            waits = f"{name} waits for a machine with room for it: CPUs {command.cpus}, GPUs {command.gpus}"
+            still = asyncio.get_running_loop().call_later(PLACED_S, say, waits)
             try:
-                await actor.__ray_ready__.remote()
+                host = await actor.host.remote()
                 placed = True
+                still.cancel()
+                say(f"{name} is placed on {host}")
                 code = await actor.run.remote(command.line, str(ROOT), self._key_files)
                 self._ray.kill(actor)
                 if code:
@@ -159,12 +169,15 @@ class Job:
                     say(f"{name} was drained, and is placed again")
             except self._ray.exceptions.RayError as error:
                 say(f"{name} is lost, and is placed again: {str(error).splitlines()[0]}")
+                self._ray.kill(actor)  # it may only be out of reach for now
                 await asyncio.sleep(AGAIN_S)
             except asyncio.CancelledError:
                 if placed:
                     await asyncio.shield(self._end(actor))
                 self._ray.kill(actor)
                 raise
+            finally:
+                still.cancel()
 
     async def _end(self, actor: Any) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError, TimeoutError):
@@ -212,10 +225,14 @@ async def work(config: Config) -> None:
         import ray
     except ImportError:
         raise BadInput('Ray is not installed here. Fix: pip install -e ".[ray]"') from None
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address="auto", log_to_driver=True)
     except ConnectionError as error:
         raise BadInput(f"there is no Ray cluster: {error}. Fix: `ray start --head`, or `ray job submit`") from None
+    except RuntimeError as error:  # Ray or Python here are of other versions than those of the cluster
+        raise BadInput(" ".join(str(error).split())) from None
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own, which it has set, ends this program before the nodes
     try:
         with tempfile.TemporaryDirectory() as private:
             folder = Path(private, "keys")

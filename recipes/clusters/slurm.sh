@@ -11,6 +11,7 @@
 #
 # LEARNERS: as many hosts, after the first, run ranks of the learner. SANDBOXES: as many, the last ones, run tool calls.
 # NODE: further options of each rollout node, "replicas=8 slots=64" for example.
+# With GPUs: sbatch --gpus-per-node=8 ..., and devices=0,1,2,3,4,5,6,7 both in the recipe's options and in NODE.
 # When the time is over or the job is preempted, nodes drain and the lead keeps what it has. A job that is requeued, or
 # submitted again with the same options, resumes the run.
 set -u
@@ -26,7 +27,7 @@ serve() {
     shift
     trap 'kill "$!"; exit' TERM
     while ((failures < 10)); do
-        srun --nodes=1 --ntasks=1 --exact --nodelist="$host" "$@" &
+        srun --nodes=1 --ntasks=1 --cpu-bind=none --nodelist="$host" "$@" &  # all cores and GPUs of the host
         wait "$!"
         code=$?
         case $code in

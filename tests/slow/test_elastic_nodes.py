@@ -91,7 +91,7 @@ def test_six_nodes_that_come_and_go_change_no_number(tmp_path: Path, started: li
         ends_well(lead)
         for node in there.values():
             node.process.send_signal(signal.SIGTERM)  # one that came last may have found no lead any more
-            assert node.end() == 0, node.text()
+            assert node.end() in (0, -signal.SIGTERM), node.text()  # Python itself had not yet begun
             assert node.left() == []
         assert here.numbers == wanted
         print(f"a run of {STEPS} steps ended with the same numbers; so far {happenings}", flush=True)

@@ -64,19 +64,26 @@ def measure(options: Options, keep: Keep) -> None:
 def run_parts(options: Options, wanted: Sequence[Part], keep: Keep) -> list[str]:
     """Runs the parts that have no result, and keeps the figures of all that have one. Returns what failed."""
     until = time.monotonic() + 60 * options.minutes
-    failures = []
+    failures: list[str] = []
+    rehearsed = dict[tuple[str, ...], str]()
     for part in wanted:
         file = options.folder / f"{part.name}.json"
-        limit_s = min(part.limit_s, REHEARSAL_S) if options.rehearse else part.limit_s
+        limit_s = REHEARSAL_S if options.rehearse else part.limit_s
         if not options.rehearse and part.gpus > (here := gpus_here()):
             say(f"{part.name}: passed over, it needs {part.gpus} GPUs and {here} are here")
+            continue
+        if options.rehearse and (like := rehearsed.setdefault(part.rehearsal, part.name)) != part.name:
+            say(f"{part.name}: rehearsed as {like}")
             continue
         if not file.exists() or options.again:
             if time.monotonic() + limit_s > until:  # its limit counts, not the time that it will take
                 say(f"{part.name}: not begun, {options.minutes:g} minutes are over. Fix: the same command again")
                 continue
             say(f"{part.name}: at most {limit_s:.0f} s")
-            if failed := run(part, file, limit_s=limit_s, rehearse=options.rehearse):
+            began = time.monotonic()
+            failed = run(part, file, limit_s=limit_s, rehearse=options.rehearse)
+            say(f"{part.name}: took {time.monotonic() - began:.0f} s")
+            if failed:
                 say(f"{part.name} failed: {failed}")
                 failures.append(f"{part.name}: {failed}")
                 continue

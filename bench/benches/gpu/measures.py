@@ -5,22 +5,26 @@
 doctor        which tool calls the jail can run here
 quickstart    a short run of the quick start, its options as given
 attention     trajectories side by side in one row against each alone: the same numbers, and how long
-sleep         a replica gives its memory up and takes it back, and says what it said before
+sleep         a replica gives its memory up and takes it back, and says what it said before; vLLM's log says which
+              kernels, runner and scheduler it has
 imports       the modules that an engine and a learner on a GPU import
 rollouts      `rocstar bench rollout` with a model of 1.7B, whose options are given
+mismatch      `rocstar bench mismatch` with that model, whose options are given
 rl            LoRA training of that model, whose options are given
 pull          a replica on the second GPU is killed while it pulls weights from a learner on the first
+resume        a quick start, its options as given, is killed while an engine starts, interrupted, and resumed
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,12 +32,14 @@ from typing import Annotated, Any, Literal
 from bench import ROOT
 from bench.benches.gpu.model import model_at
 from bench.benches.gpu.pull import pulled
+from bench.benches.gpu.resume import resumed
 from engine import metric_names as metric
 from engine.console.options import Positional, Rest, parse
 from engine.programs import rocstar
+from engine.telemetry.gpus import seen
 from recipes.tiny.task import SHIPPED
 
-Name = Literal["doctor", "quickstart", "attention", "sleep", "imports", "rollouts", "rl", "pull"]
+Name = Literal["doctor", "quickstart", "attention", "sleep", "imports", "rollouts", "mismatch", "rl", "pull", "resume"]
 MODULES = (
     "torch.nn.attention.varlen",
     "vllm.device_allocator.cumem",
@@ -56,9 +62,13 @@ MEDIANS = (
     metric.TIME_SYNC_S,
     metric.TIME_STEP_S,
     metric.HOST_LOOP_CPU_SHARE,
+    metric.HOST_LOOP_LAG_MAX_MS,
     metric.LEARNER_MFU,
     metric.LEARNER_PEAK_BYTES,
     metric.LEARNER_MISMATCH_FRESH_MEAN,
+    metric.LEARNER_MISMATCH_FRESH_MAX,
+    metric.CANARY_MEAN_ABS,
+    metric.CANARY_MAX_ABS,
 )
 
 
@@ -68,7 +78,7 @@ class Options:
     into: Annotated[Path, "file that gets the JSON object"]
     device: Annotated[str, "cpu, cuda, or the number of a GPU"] = "cpu"
     checkpoint: Annotated[Path, "the model of sleep"] = SHIPPED
-    shape: Annotated[Literal["qwen3-1.7b", "small"], "the model of rollouts, rl and pull"] = "small"
+    shape: Annotated[Literal["qwen3-1.7b", "small"], "the model of rollouts, mismatch, rl and pull"] = "small"
     fields: Annotated[tuple[str, ...], Rest("options of what is started")] = ()
 
     @property
@@ -84,14 +94,18 @@ def doctor(_options: Options) -> dict[str, Any]:
 
 
 def imports(_options: Options) -> dict[str, Any]:
-    """Imports each module in a process of its own, as one that fails may take others with it."""
+    """Imports all modules in one process. If that fails each gets its own: one that fails may take others with it."""
     failed = {}
-    for module in MODULES:
-        code = f"from engine.replica.config import prepare_environment; prepare_environment(); import {module}"
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            failed[module] = done.stderr.strip().splitlines()[-1]
+    if _failure(MODULES):
+        failed = {module: failure for module in MODULES if (failure := _failure([module]))}
     return {"modules": len(MODULES), "failed": failed}
+
+
+def _failure(modules: Sequence[str]) -> str:
+    """Returns the last line of the error with which importing them ends, or ""."""
+    code = f"from engine.replica.config import prepare_environment; prepare_environment(); import {', '.join(modules)}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1] if done.returncode else ""
 
 
 def quickstart(options: Options) -> dict[str, Any]:
@@ -125,8 +139,17 @@ def _in(steps: list[dict[str, Any]], name: str) -> bool:
 
 
 def rollouts(options: Options) -> dict[str, Any]:
+    return _bench("rollout", options)
+
+
+def mismatch(options: Options) -> dict[str, Any]:
+    return _bench("mismatch", options)
+
+
+def _bench(name: str, options: Options) -> dict[str, Any]:
+    """Runs another bench with the model of these options."""
     arguments = [*options.fields, f"checkpoint={options.model}", f"json={options.into}"]
-    subprocess.run([sys.executable, "-m", "bench", "rollout", *arguments], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "bench", name, *arguments], cwd=ROOT, check=True)
     result: dict[str, Any] = json.loads(options.into.read_text())
     return result
 
@@ -185,9 +208,16 @@ def sleep(options: Options) -> dict[str, Any]:
     from engine.replica.config import ReplicaConfig, prepare_environment
 
     prepare_environment()
+    os.environ["VLLM_LOGGING_LEVEL"] = "INFO"  # read when vLLM is imported
     from engine.replica.replica import Replica
 
     on_gpu = options.device != "cpu"
+
+    def used_bytes() -> int:
+        """Returns what all processes hold of the GPU's memory."""
+        [gpu] = seen([int(options.device)]).each
+        return gpu.total_bytes - gpu.free_bytes
+
     [weights] = options.checkpoint.glob("*.safetensors")  # sleep discards what the engine began with
     config = ReplicaConfig(
         checkpoint=str(options.checkpoint),
@@ -199,10 +229,12 @@ def sleep(options: Options) -> dict[str, Any]:
     )
 
     async def measured() -> dict[str, Any]:
-        replica, figures = Replica(config, 0, None, lambda index, sample: None), {}
+        replica, figures = Replica(config, 0, None, lambda index, sample: None), dict[str, float]()
+        empty_bytes = used_bytes() if on_gpu else 0
         await replica.start()
         try:
             before = await replica.logprobs(SCORED)
+            figures["kv_tokens"] = replica.usable_blocks * config.block_size
             for name, act in (
                 ("sleep_s", replica.sleep),
                 ("wake_weights_s", lambda: replica.wake("weights")),
@@ -212,6 +244,8 @@ def sleep(options: Options) -> dict[str, Any]:
                 began = time.perf_counter()
                 await act()
                 figures[name] = time.perf_counter() - began
+                if on_gpu:
+                    figures[name.removesuffix("_s") + "_bytes"] = used_bytes() - empty_bytes
             after = await replica.logprobs(SCORED)
             figures["difference"] = float(abs(after - before).max())
         finally:
@@ -225,6 +259,10 @@ def pull(options: Options) -> dict[str, Any]:
     return asyncio.run(pulled(options.model, on_gpu=options.device != "cpu"))
 
 
+def resume(options: Options) -> dict[str, Any]:
+    return dict(resumed(options.into.parent / "runs", options.fields))
+
+
 MEASURES: dict[Name, Callable[[Options], dict[str, Any]]] = {
     "doctor": doctor,
     "quickstart": quickstart,
@@ -232,8 +270,10 @@ MEASURES: dict[Name, Callable[[Options], dict[str, Any]]] = {
     "sleep": sleep,
     "imports": imports,
     "rollouts": rollouts,
+    "mismatch": mismatch,
     "rl": rl,
     "pull": pull,
+    "resume": resume,
 }
 
 

@@ -9,21 +9,25 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.measuring.metric import Kind, Metric, count, megabytes, microseconds, seconds, share
+from bench.measuring.metric import Kind, Metric, count, megabytes, microseconds, milliseconds, seconds, share
 from bench.measuring.result import Result
 from bench.placement.policies import NAMES, OURS
 from engine import metric_names as metric
 
 AGENT = "recipes/tiny/agent"
-MODELS, CONTEXTS, RANKS = ("qwen3-1.7b", "qwen3-4b"), (4096, 16384, 32768), (0, 32)
+SHORT, MIDDLE, LONG = 4096, 16384, 32768  # tokens of the learner's trajectories
 RL = (
     *("algorithm=grpo", "prompts_per_step=16", "group_size=8", "rollout.max_turns=1", "rollout.deadline_s=600"),
     *("eval_every=20", "eval_problems=8", "learner.lora_rank=32", "learner.lr=1e-3", "learner.warmup_steps=0"),
 )
+UNJUDGED = (
+    "canary_tolerance=none",
+    "learner.mismatch_tolerance=none",
+)  # measured in bfloat16 on a GPU for the first time
+SMALL = ("steps=3", "checkpoint_every=1", "eval_every=3", "eval_problems=8", "prompts_per_step=4", "group_size=2")
 RIVALS = [name for name in NAMES if name != OURS]
 
 Figures = dict[str, float]
@@ -57,15 +61,23 @@ METRICS = {
     "difference": count("difference", "largest, of the two", form=".1e"),
     "mismatch_mean": count("mismatch", "|learner - sampler|, mean", form=".1e"),
     "mismatch_max": count("largest", "|learner - sampler|", form=".1e"),
+    "canary_mean": count("canary", "|learner - replica| on the canary's prompts, mean", form=".1e"),
+    "canary_max": count("canary, largest", "|learner - replica| on the canary's prompts", form=".1e"),
     "moved_bytes": megabytes("moved", "bytes of a version"),
     "over_copy": _given("/ copy", "an update over a copy in host memory", form=".1f"),
     "stall_s": seconds("stall", "of a request that an update meets", form=".3f"),
     "sleep_s": seconds("sleep", "a replica gives its memory up"),
     "wake_weights_s": seconds("wake weights", "it takes the memory of its weights back"),
     "wake_kv_s": seconds("wake KV", "it takes the memory of its KV cache back"),
+    "sleep_bytes": megabytes("asleep", "memory of the GPU that a sleeping replica holds", form=",.0f"),
+    "wake_kv_bytes": megabytes("awake", "memory of the GPU that it holds afterwards", form=",.0f"),
+    "kv_tokens": count("KV tokens", "that its cache holds"),
+    "stopped_s": seconds("stopped", "from Ctrl-C until no process of a run is left"),
+    "resumed_s": seconds("resumed", "from a run's start until it has trained the step that was interrupted"),
     "replaced_s": seconds("replaced", "from a replica's death in a pull until another serves that version"),
     "node_token_s": microseconds("node, per token", "CPU of the node's own process"),
     "node_cpu": share("node", "CPU of the event loop, of a core"),
+    "lag_max_s": milliseconds("lag", "largest of a step, by which the event loop is late"),
     "modules": count("imported", "modules that a GPU engine and learner need"),
     "reward_first": count("reward, first", "share of even tokens in the first step", form=".3f"),
     "reward_last": count("reward, last", "the same in the last step", form=".3f"),
@@ -114,7 +126,27 @@ def _bench(read: Callable[[Result], Figures]) -> Callable[[Path], Figures]:
 
 
 def _quickstart(measured: Measured) -> Figures:
-    medians, summary = measured["medians"], measured["summary"]
+    summary = measured["summary"]
+    return {
+        **_steps(measured["medians"]),
+        "accuracy_initial": summary["accuracy_initial"],
+        "accuracy_final": summary["accuracy_final"],
+        "jailed": summary["tool_calls_jailed"] / max(1, summary["tool_calls"]),
+    }
+
+
+def _rl(measured: Measured) -> Figures:
+    medians, curve = measured["medians"], measured["curve"]
+    values = {
+        **_steps(medians),
+        "peak_bytes": medians[metric.LEARNER_PEAK_BYTES],
+        "reward_first": curve[0],
+        "reward_last": curve[-1],
+    }
+    return values | ({"mfu": medians[metric.LEARNER_MFU]} if metric.LEARNER_MFU in medians else {})
+
+
+def _steps(medians: Mapping[str, float]) -> Figures:
     return {
         "rollout_tgs": medians[metric.TOKENS_PER_S],
         "training_tgs": medians[metric.LEARNER_TOKENS_PER_S],
@@ -122,29 +154,13 @@ def _quickstart(measured: Measured) -> Figures:
         "policy_training_s": medians[metric.TIME_LEARN_S],
         "refit_s": medians[metric.TIME_SYNC_S],
         "e2e_step_s": medians[metric.TIME_STEP_S],
-        "accuracy_initial": summary["accuracy_initial"],
-        "accuracy_final": summary["accuracy_final"],
-        "jailed": summary["tool_calls_jailed"] / max(1, summary["tool_calls"]),
         "node_cpu": medians[metric.HOST_LOOP_CPU_SHARE],
-    }
-
-
-def _rl(measured: Measured) -> Figures:
-    medians, curve = measured["medians"], measured["curve"]
-    values = {
-        "rollout_tgs": medians[metric.TOKENS_PER_S],
-        "training_tgs": medians[metric.LEARNER_TOKENS_PER_S],
-        "generation_s": medians[metric.TIME_ROLLOUT_S],
-        "policy_training_s": medians[metric.TIME_LEARN_S],
-        "refit_s": medians[metric.TIME_SYNC_S],
-        "e2e_step_s": medians[metric.TIME_STEP_S],
-        "node_cpu": medians[metric.HOST_LOOP_CPU_SHARE],
-        "peak_bytes": medians[metric.LEARNER_PEAK_BYTES],
+        "lag_max_s": medians[metric.HOST_LOOP_LAG_MAX_MS] / 1e3,
         "mismatch_mean": medians[metric.LEARNER_MISMATCH_FRESH_MEAN],
-        "reward_first": curve[0],
-        "reward_last": curve[-1],
+        "mismatch_max": medians[metric.LEARNER_MISMATCH_FRESH_MAX],
+        "canary_mean": medians[metric.CANARY_MEAN_ABS],
+        "canary_max": medians[metric.CANARY_MAX_ABS],
     }
-    return values | ({"mfu": medians[metric.LEARNER_MFU]} if metric.LEARNER_MFU in medians else {})
 
 
 def _imports(measured: Measured) -> Figures:
@@ -189,8 +205,17 @@ def _placement(result: Result) -> Figures:
     return {f"ratio_{name}": result.figures[name]["ratio_math8k"] for name in RIVALS if name in result.figures}
 
 
+def _some(*names: str) -> Callable[[Path], Figures]:
+    """Returns a reader of those of these figures that were measured."""
+    return _own(lambda measured: {name: measured[name] for name in names if name in measured})
+
+
 def parts() -> list[Part]:
-    every = [
+    """Returns all parts, first those that say whether the paths of a GPU work, then those that say how fast they are.
+
+    Where two rehearsals are the same words, one of them is run.
+    """
+    return [
         Part(
             name="doctor",
             full=own("doctor"),
@@ -198,86 +223,21 @@ def parts() -> list[Part]:
             limit_s=60,
             read=_own(lambda measured: {"jail": float(measured["exit_code"] == 0)}),
         ),
-        Part(
-            name="imports",
-            full=own("imports"),
-            rehearsal=own("imports"),
-            limit_s=120,
-            read=_own(_imports),
-        ),
-        Part(
-            name="quickstart",
-            full=own("quickstart", "devices=0", "replicas=1", "steps=12", "eval_every=12"),
-            rehearsal=own("quickstart", "steps=1", "eval_every=2", "eval_problems=8"),
-            limit_s=240,
-            read=_own(_quickstart),
-        ),
+        Part(name="imports", full=own("imports"), rehearsal=own("imports"), limit_s=120, read=_own(_imports)),
         Part(
             name="attention",
             full=own("attention", "device=cuda"),
             rehearsal=own("attention"),
             limit_s=60,
-            read=_own(lambda measured: {name: measured[name] for name in ("alone_over_row", "difference")}),
+            read=_some("alone_over_row", "difference"),
         ),
+        _learner_part("learner", "qwen3-1.7b", MIDDLE, 0),
         Part(
-            name="sleep",
-            full=own("sleep", "device=0", f"checkpoint={AGENT}"),
-            rehearsal=own("sleep", f"checkpoint={AGENT}"),
-            limit_s=180,
-            read=_own(
-                lambda measured: {
-                    name: measured[name] for name in ("sleep_s", "wake_weights_s", "wake_kv_s", "difference")
-                }
-            ),
-        ),
-    ]
-    every += [
-        Part(
-            name=f"mismatch_{sampler}",
-            full=bench("mismatch", "device=0", f"pairs={sampler}/bfloat16", "rounds=1"),
-            rehearsal=bench("mismatch", "pairs=float32/float32", "rounds=1", "trajectories=8"),
-            limit_s=150,
-            read=_bench(_mismatch),
-        )
-        for sampler in ("bfloat16", "float32")
-    ]
-    every += [
-        Part(
-            name=f"weights_{way}",
-            full=bench("weights", "device=0", "sizes=600m", f"transports={way}", "rounds=3"),
-            rehearsal=bench("weights", "sizes=tiny", f"transports={way}", "rounds=1"),
-            limit_s=180,
-            read=_bench(_weights),
-        )
-        for way in ("shm", "adapter")
-    ]
-    for concurrent in (256, 1024):
-        given = ("only=load", f"checkpoint={AGENT}")
-        size = (f"concurrent={concurrent}", f"trajectories={4 * concurrent}")
-        every.append(
-            Part(
-                name=f"rollouts_{concurrent}",
-                full=bench("rollout", *given, *size, "device=0", "rounds=3"),
-                rehearsal=bench("rollout", *given, "concurrent=16", "trajectories=32", "rounds=1"),
-                limit_s=240,
-                read=_bench(_rollouts),
-            )
-        )
-    every += [
-        Part(
-            name="rollouts_1.7b",
-            full=own(
-                "rollouts",
-                "shape=qwen3-1.7b",
-                "only=load",
-                "device=0",
-                "concurrent=512",
-                "trajectories=2048",
-                "rounds=1",
-            ),
-            rehearsal=own("rollouts", "only=load", "concurrent=16", "trajectories=32", "rounds=1"),
+            name="quickstart",
+            full=own("quickstart", "devices=0", "replicas=1", "steps=12", "eval_every=12", *UNJUDGED),
+            rehearsal=own("quickstart", "replicas=1", "steps=1", "eval_every=2", "eval_problems=8", *UNJUDGED),
             limit_s=240,
-            read=_bench(_rollouts),
+            read=_own(_quickstart),
         ),
         Part(
             name="rl_1.7b_lora",
@@ -287,13 +247,49 @@ def parts() -> list[Part]:
             read=_own(_rl),
         ),
         Part(
-            name="weights_nccl",
-            full=bench("weights", "device=0", "sizes=600m", "transports=nccl", "rounds=3"),
-            rehearsal=bench("weights", "sizes=tiny", "transports=gloo", "rounds=1"),
+            name="sleep",
+            full=own("sleep", "device=0", f"checkpoint={AGENT}"),
+            rehearsal=own("sleep", f"checkpoint={AGENT}"),
             limit_s=180,
-            read=_bench(_weights),
+            read=_some(
+                *("sleep_s", "wake_weights_s", "wake_kv_s", "difference", "kv_tokens", "sleep_bytes", "wake_kv_bytes")
+            ),
+        ),
+        Part(
+            name="mismatch",
+            full=bench("mismatch", "device=0", "pairs=bfloat16/bfloat16", "rounds=1"),
+            rehearsal=bench("mismatch", "pairs=bfloat16/bfloat16", "rounds=1", "trajectories=8"),
+            limit_s=150,
+            read=_bench(_mismatch),
+        ),
+        *[_mismatch_part(fp32_head=fp32_head) for fp32_head in (False, True)],
+        Part(
+            name="rollouts_1.7b",
+            full=own(
+                *("rollouts", "shape=qwen3-1.7b", "only=load", "device=0", "rounds=1"),
+                *("concurrent=256", "trajectories=1024"),
+            ),
+            rehearsal=own("rollouts", "only=load", "concurrent=16", "trajectories=16", "rounds=1"),
+            limit_s=240,
+            read=_bench(_rollouts),
+        ),
+        Part(
+            name="resume",
+            full=own("resume", "devices=0", "replicas=1", *SMALL),
+            rehearsal=own("resume", "replicas=1", *SMALL),
+            limit_s=240,
+            read=_some("stopped_s", "resumed_s"),
+        ),
+        *[_weights_part(way) for way in ("shm", "adapter")],
+        Part(
+            name="resume_tp2",
+            full=own("resume", "devices=0,1", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *SMALL),
+            rehearsal=own("resume", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *SMALL),
+            limit_s=300,
+            read=_some("stopped_s", "resumed_s"),
             gpus=2,
         ),
+        _weights_part("nccl", rehearsed="gloo", gpus=2),
         Part(
             name="pull",
             full=own("pull", "device=cuda", "shape=qwen3-1.7b"),
@@ -302,32 +298,73 @@ def parts() -> list[Part]:
             read=_own(lambda measured: {"refit_s": measured["update_s"], "replaced_s": measured["replaced_s"]}),
             gpus=2,
         ),
-    ]
-    every.append(
+        *[_rollouts_part(concurrent) for concurrent in (256, 1024)],
+        _learner_part("learner", "qwen3-1.7b", MIDDLE, 32),
+        *[_learner_part("bare", "qwen3-1.7b", MIDDLE, rank) for rank in (0, 32)],
+        _learner_part("learner", "qwen3-1.7b", MIDDLE, 0, flash_attention="FA3"),
+        _learner_part("learner", "qwen3-1.7b", MIDDLE, 0, checkpointing="selective"),
+        *[_learner_part("learner", "qwen3-1.7b", context, rank) for context in (SHORT, LONG) for rank in (0, 32)],
+        *[_learner_part("learner", "qwen3-4b", context, rank) for context in (MIDDLE, LONG) for rank in (0, 32)],
         Part(
             name="placement",
             full=bench("fleet", "device=0", "rounds=3", "kinds=math8k"),
             rehearsal=bench("fleet", "quick=true", "groups=2", "policies=kv_aware,round_robin"),
             limit_s=300,
             read=_bench(_placement),
-        )
-    )
-    for model, context, rank in product(MODELS, CONTEXTS, RANKS):
-        every.append(_learner_part("learner", model, context, rank))
-    every += [_learner_part("bare", MODELS[0], 16384, rank) for rank in RANKS]
-    every.append(_learner_part("learner", MODELS[0], 16384, 0, checkpointing="selective"))
-    return every
+        ),
+    ]
 
 
-def _learner_part(who: str, model: str, context: int, rank: int, *, checkpointing: str = "full") -> Part:
-    """who: "learner", or the "bare" model, which has the memory to itself too."""
-    cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}", f"checkpointing={checkpointing}")
-    named = "" if checkpointing == "full" else f"_{checkpointing}"
+def _mismatch_part(*, fp32_head: bool) -> Part:
+    cut = ("pairs=bfloat16/bfloat16", "rounds=1", f"fp32_head={str(fp32_head).lower()}")
     return Part(
-        name=f"{who}_{model}_{context // 1024}k_{'lora' if rank else 'full'}{named}",
-        full=bench("learner", f"only={who}", f"model={model}", "device=cuda", *cut, f"lora={rank}", "rounds=3"),
+        name="mismatch_1.7b" + "_fp32_head" * fp32_head,
+        full=own("mismatch", "shape=qwen3-1.7b", "device=0", "trajectories=1024", *cut),
+        rehearsal=own("mismatch", "trajectories=8", *cut),
+        limit_s=180,
+        read=_bench(_mismatch),
+    )
+
+
+def _weights_part(way: str, *, rehearsed: str | None = None, gpus: int = 1) -> Part:
+    return Part(
+        name=f"weights_{way}",
+        full=bench("weights", "device=0", "sizes=600m", f"transports={way}", "rounds=3"),
+        rehearsal=bench("weights", "sizes=tiny", f"transports={rehearsed or way}", "rounds=1"),
+        limit_s=180,
+        read=_bench(_weights),
+        gpus=gpus,
+    )
+
+
+def _rollouts_part(concurrent: int) -> Part:
+    given = ("only=load", f"checkpoint={AGENT}")
+    size = (f"concurrent={concurrent}", f"trajectories={4 * concurrent}")
+    return Part(
+        name=f"rollouts_{concurrent}",
+        full=bench("rollout", *given, *size, "device=0", "rounds=3"),
+        rehearsal=bench("rollout", *given, "concurrent=16", "trajectories=16", "rounds=1"),
+        limit_s=240,
+        read=_bench(_rollouts),
+    )
+
+
+def _learner_part(
+    who: str, model: str, context: int, rank: int, *, checkpointing: str = "full", flash_attention: str = "FA2"
+) -> Part:
+    """who: "learner", or the "bare" model, which has the memory to itself too."""
+    cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}")
+    kept = f"checkpointing={checkpointing}"
+    kernels = () if flash_attention == "FA2" else (f"flash_attention={flash_attention}",)
+    named = ["" if checkpointing == "full" else f"_{checkpointing}", *(f"_{flash_attention.lower()}" for _ in kernels)]
+    return Part(
+        name=f"{who}_{model}_{context // 1024}k_{'lora' if rank else 'full'}{''.join(named)}",
+        full=bench(
+            *("learner", f"only={who}", f"model={model}", "device=cuda", *cut, f"lora={rank}", kept, *kernels),
+            "rounds=3",
+        ),
         rehearsal=bench(
-            "learner", f"only={who}", "context=64", "trajectories=4", f"lora={rank // 4}", cut[-1], "rounds=1"
+            *("learner", f"only={who}", "context=64", "trajectories=4", f"lora={rank // 4}", kept, "rounds=1"),
         ),
         limit_s=200,
         read=_bench(

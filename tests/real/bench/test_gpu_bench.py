@@ -58,6 +58,22 @@ def test_a_part_that_has_a_result_is_passed_over_and_none_begins_that_cannot_end
     assert failure.startswith("p: ")
 
 
+def test_what_is_rehearsed_in_the_same_words_is_rehearsed_once(tmp_path):
+    options, rounds = gpu.Options(into=tmp_path, rehearse=True), []
+    gpu.run_parts(options, [part(WRITES), part(WRITES, name="q")], rounds.append)
+    assert rounds == [{"p": {"jail": 1.0}}]
+
+
+def test_what_says_whether_a_gpu_works_is_done_by_the_first_call_even_if_each_part_takes_its_limit():
+    first, spent_s = [], 0.0
+    for one in parts():
+        spent_s += one.limit_s
+        if spent_s <= 60 * gpu.Options().minutes:
+            first.append(one.name)
+    wanted = {"imports", "quickstart", "rl_1.7b_lora", "sleep", "learner_qwen3-1.7b_16k_full"}
+    assert wanted <= set(first)
+
+
 def test_parts_are_told_by_their_beginnings():
     wanted = gpu.Options(parts=("sleep", "weights")).wanted
     assert [one.name for one in wanted] == ["sleep", "weights_shm", "weights_adapter", "weights_nccl"]
@@ -88,10 +104,10 @@ def test_what_a_part_asks_of_a_gpu_is_understood_where_there_is_none(tmp_path):
             understood += 1
             continue
         options = parse(measures.Options, arguments[2:])
-        if options.name == "quickstart":
+        if options.name in ("quickstart", "resume"):
             assert parse(Config, options.fields).training().devices.shared
-        elif options.name == "rollouts":
-            parse_all([CATALOGUE["rollout"].load().BENCH.options, Shell], options.fields)
+        elif options.name in ("rollouts", "mismatch"):
+            parse_all([CATALOGUE[options.name.rstrip("s")].load().BENCH.options, Shell], options.fields)
         elif options.name == "rl":
             data = tmp_path / "data.jsonl"
             data.write_text('{"question": "Count.", "answer": "1"}\n')

@@ -96,6 +96,9 @@ def test_our_programs_take_its_options(tmp_path: Path) -> None:
     ]
     port = machines.nodes.rpartition(":")[2]
     assert container("lead")["readinessProbe"]["tcpSocket"]["port"] == int(port)
+    for name in ("nodes", "learners", "sandboxes"):
+        secret = next(volume for volume in pod(name)["volumes"] if volume["name"] == "keys")["secret"]
+        assert {item["key"] for item in secret["items"]} == {"host.key", "node.pub"}
     for name in ("nodes", "learners"):
         node = parse(Options, options(name))
         assert node.lead == f"tcp://{LEAD}:{port}"

@@ -14,7 +14,7 @@ SCRIPTS = sorted((ROOT / "recipes" / "clusters").glob("*.sh"))
 HOSTS = ("alpha", "beta", "gamma", "delta")
 SRUN = """#!/bin/bash
 for word; do case $word in --nodelist=*) host=${word#*=} ;; esac; done
-while [[ $1 == --* ]]; do shift; done
+while [[ $1 == --* ]]; do echo "$1" >>options; shift; done
 echo "$host $*" >>log
 ROCSTAR_HOST=$host exec "$@"
 """
@@ -68,6 +68,10 @@ def test_the_first_host_leads_and_a_node_that_fails_is_started_again(submitted, 
     assert ran == sorted([lead, *nodes, *nodes]), "each once more"
     assert "beta: ended with exit code 1 (failures so far: 1), and is started again" in errors
     assert (tmp_path / "keys").is_dir()
+    options = (tmp_path / "options").read_text().split()
+    assert {option.partition("=")[0] for option in options} == {"--nodes", "--ntasks", "--cpu-bind", "--nodelist"}, (
+        "with --exact a step of one task has one core"
+    )
 
 
 def test_hosts_of_the_learner_and_of_tool_calls_are_told_to_the_lead(submitted, tmp_path):
