@@ -22,8 +22,11 @@ CONVERTED = tempfile.TemporaryDirectory(prefix="rocstar-datasets-")
 os.environ["HF_DATASETS_CACHE"] = CONVERTED.name  # `datasets` reads it when it is imported
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     CONVERTED.cleanup()
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    for report in [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]:
+        print(f"{report.outcome} in {report.when}: {report.nodeid}")  # short, and the last lines that a log has
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
