@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ load_profiles()
 MARKED = {"real", "hostile", "slow"}
 CONVERTED = tempfile.TemporaryDirectory(prefix="rocstar-datasets-")
 os.environ["HF_DATASETS_CACHE"] = CONVERTED.name  # `datasets` reads it when it is imported
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
