@@ -32,8 +32,8 @@ FIELDS = [
     "eval_problems=8",
     "prompts_per_step=8",
     "group_size=4",
-    "steps=4",
-    "eval_every=4",
+    "steps=3",
+    "eval_every=3",
     "checkpoint_every=2",
     "replicas=1",
     "slots=2",
@@ -167,7 +167,7 @@ def test_a_lead_that_is_killed_and_started_again_finds_its_nodes(here: Cluster, 
     lead.until("rollout nodes may join")
     one = here.node("one")
     one.until("joined the run")
-    here.until_under_way(3)
+    here.until_under_way(2)
     lead.process.kill()
     lead.end()
     again = here.lead()
