@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,8 +23,15 @@ CONVERTED = tempfile.TemporaryDirectory(prefix="rocstar-datasets-")
 os.environ["HF_DATASETS_CACHE"] = CONVERTED.name  # `datasets` reads it when it is imported
 
 
-def pytest_unconfigure() -> None:
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
     CONVERTED.cleanup()
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    for report in [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]:
+        print(f"{report.outcome} in {report.when}: {report.nodeid}")  # short, and the last lines that a log has
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -199,7 +199,7 @@ def serve(node: NodeLink | None, checkpoint: Path | None = None) -> None:
     learner = Learner(checkpoint)
     frames = node.receive() if node else None
     if frames is not None:
-        _check_first(frames)
+        check_first(frames)
     join_group()
     while True:
         request, arrays = messages.unpack_request(broadcast(frames))
@@ -222,7 +222,7 @@ def serve(node: NodeLink | None, checkpoint: Path | None = None) -> None:
             frames = node.receive()
 
 
-def _check_first(frames: list[bytes]) -> None:
+def check_first(frames: list[bytes]) -> None:
     """Checks the first message for all that is cheap to see, before the ranks join. Raises Fatal or NodeGone."""
     request, _ = messages.unpack_request(frames)
     if isinstance(request, messages.Stop):

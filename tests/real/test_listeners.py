@@ -112,11 +112,8 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def test_the_quick_start(start: Start, tmp_path: Path) -> None:
-    check("quick start", finished(start(*QUICKSTART, f"runs={tmp_path}", *SMALL), "run"))
-
-
-def test_two_ranks_of_the_learner(start: Start, tmp_path: Path) -> None:
+def test_the_quick_start_with_two_ranks_of_the_learner(start: Start, tmp_path: Path) -> None:
+    assert documented("quick start") == documented("two ranks")
     fields = [*SMALL, "learner_ranks=2", "checkpoint_every=1"]
     check("two ranks", finished(start(*QUICKSTART, f"runs={tmp_path}", *fields), "run"))
 

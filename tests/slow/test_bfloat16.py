@@ -76,11 +76,8 @@ def check_judged(folder: Path, model: Path = TINY) -> None:
 
 
 @pytest.mark.timeout(500)
-def test_it_learns_in_ten_steps(tmp_path: Path) -> None:
-    folder = trained(tmp_path, BF16, "steps=10", "eval_every=10", "eval_problems=64")
-    rewards = [row["reward"] for row in metrics(folder) if "reward" in row]
-    assert sum(rewards[-2:]) / 2 - sum(rewards[:2]) / 2 >= 0.20, rewards
-    check_judged(folder)
+def test_canary_and_mismatch_are_those_of_bfloat16(tmp_path: Path) -> None:
+    check_judged(trained(tmp_path, BF16, "steps=3", "eval_every=10", "eval_problems=8"))
 
 
 @pytest.mark.timeout(300)

@@ -1,6 +1,6 @@
-"""Nodes come and go as a cluster likes, and a quick start ends as on one machine: real engines.
+"""Six nodes come and go as a cluster likes, and a quick start ends as on one machine: real engines, for ten minutes.
 
-`make campaigns` lets six nodes come and go for ten minutes:
+tests/slow/test_nodes.py has the short tests; this is a part of `make campaigns`:
 
     ROCSTAR_ELASTIC_S=600 python -m pytest tests/slow/test_elastic_nodes.py -m campaign -s
 """
@@ -30,37 +30,6 @@ def alone(runs: Path, *fields: str) -> list[dict[str, float]]:
     run = Run(command(runs, *FIELDS, *fields))
     assert run.end(300) == 0, run.text()
     return numbers(runs / "quickstart")
-
-
-@pytest.mark.timeout(500)
-def test_a_node_that_is_drained_and_one_that_is_interrupted_leave_at_once_and_change_no_number(
-    tmp_path: Path, started: list[Run]
-) -> None:
-    """Two loops on one machine, each with its replicas and jails, and a third that takes their place."""
-    wanted = alone(tmp_path / "alone")
-    here = Cluster(tmp_path, started, f"tcp://127.0.0.1:{free_port()}", lambda host: [])
-    lead = here.lead()
-    lead.until("rollout nodes may join")
-    ready = tmp_path / "ready"
-    one, two = here.node("one", more=[f"ready_file={ready}"]), here.node("two")
-    one.until("joined the run")
-    two.until("joined the run")
-    assert ready.exists()
-    here.until_under_way(1)
-    one.process.send_signal(signal.SIGTERM)
-    assert one.end() == 0, one.text()
-    assert not ready.exists()
-    assert "has left" in one.text()
-    two.process.send_signal(signal.SIGINT)
-    assert two.end() == 130, two.text()
-    assert one.left() == two.left() == []
-    three = here.node("three")
-    assert lead.end(240) == 0, lead.text()
-    ends_well(three)
-    assert "node one leaves" in here.notes
-    assert "node two leaves" in here.notes
-    assert "was silent" not in here.notes
-    assert here.numbers == wanted
 
 
 @pytest.mark.campaign

@@ -74,26 +74,23 @@ def hosts(tmp_path: Path, started: list[Run]) -> Iterator[Hosts]:
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("sharding", ["full", "hybrid"])
-def test_ranks_on_two_hosts_train_as_ranks_on_one(hosts: Hosts, wanted: list[dict[str, float]], sharding: str) -> None:
-    lead, other = hosts.lead(f"learner.sharding={sharding}"), hosts.other()
+def test_replicas_of_the_weights_on_two_hosts_train_as_on_one(hosts: Hosts, wanted: list[dict[str, float]]) -> None:
+    lead, other = hosts.lead("learner.sharding=hybrid"), hosts.other()
     assert lead.end(240) == 0, lead.text()
     assert other.end() == 0, other.text()
     assert lead.left() == other.left() == []
-    found = numbers(hosts.run_folder)
-    if sharding == "full":
-        assert found == wanted
-    else:  # the gradient's norm is summed in another order
-        assert [row["step"] for row in found] == [row["step"] for row in wanted]
-        assert found[1]["learner/loss"] == pytest.approx(wanted[1]["learner/loss"], rel=1e-4)
-        assert found[1]["learner/grad_norm"] == pytest.approx(wanted[1]["learner/grad_norm"], rel=1e-4)
+    found = numbers(hosts.run_folder)  # the gradient's norm is summed in another order
+    assert [row["step"] for row in found] == [row["step"] for row in wanted]
+    assert found[1]["learner/loss"] == pytest.approx(wanted[1]["learner/loss"], rel=1e-4)
+    assert found[1]["learner/grad_norm"] == pytest.approx(wanted[1]["learner/grad_norm"], rel=1e-4)
     assert list((hosts.folder / "tmp").glob("rocstar-*")) == []
 
 
 @pytest.mark.timeout(500)
-def test_a_rank_that_is_killed_costs_a_restart_from_the_last_checkpoint(
+def test_ranks_on_two_hosts_train_as_ranks_on_one_also_when_one_was_killed(
     hosts: Hosts, wanted: list[dict[str, float]]
 ) -> None:
+    """A rank that is killed costs a restart from the last checkpoint."""
     lead, other = hosts.lead(), hosts.other()
     lead.until("rollout nodes may join")
     other.until("ranks of the learner meet")
@@ -105,7 +102,9 @@ def test_a_rank_that_is_killed_costs_a_restart_from_the_last_checkpoint(
     assert again.end(240) == 0, again.text()
     assert other.end() == 0, other.text()
     assert "resuming" in again.text()
+    assert again.left() == other.left() == []
     assert numbers(hosts.run_folder) == wanted
+    assert list((hosts.folder / "tmp").glob("rocstar-*")) == []
 
 
 def psutil_children(run: Run) -> list:

@@ -1,4 +1,5 @@
-"""A quick start that is killed and started again ends as if nothing had happened: real processes, kill -9.
+"""A quick start that is killed and started again ends as if nothing had happened, and so does its record: real
+processes, kill -9.
 
 `make campaigns` kills it at random moments, and damages a file of a killed run, each so many times (about 20 s each):
 
@@ -7,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -15,9 +17,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from engine.recording import files
+from engine.recording.reader import RecordedRun
 from tests.support.damage import damages
 from tests.support.runs import SMALL, Run, command, metrics, numbers
 
@@ -57,6 +62,7 @@ def journaled(folder: Path, step: int) -> int:
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     wanted: list[dict[str, float]], started: list[Run], tmp_path: Path
 ) -> None:
+    """Nothing of it is left after a kill; its record can be read while it runs, and is whole at the end."""
     folder = tmp_path / "quickstart"
     for step, victim in ((1, "node"), (3, "rank")):
         run = Run(command(tmp_path, *FIELDS))
@@ -66,16 +72,86 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
         while journaled(folder, step) < 2000:  # some rollouts of the step that follows are under way
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        live = RecordedRun(folder)
+        for earlier in range(1, step):
+            assert len(live.groups(earlier)) == 4
+            assert any(segment.spans for segment in live.timeline(earlier, earlier))
         kill(run, victim)
         assert run.end() == (-9 if victim == "node" else 1), run.text()
+        assert len(run.seen) > 4
+        assert run.left() == []
+        with files.timeline_path(live.folder, step + 1).open("ab") as torn:
+            torn.write(b"the start of a frame")
+    assert "quickstart: the learner ended with exit code" in run.text()
     elsewhere = Path(os.path.relpath(tmp_path))  # the same folder under another name
-    last = Run(command(elsewhere, *FIELDS))
+    last = Run(command(elsewhere, *FIELDS, "record.newest=7"))  # it is the same run all the same
     started.append(last)
     assert last.end() == 0, last.text()
     assert f"resuming {elsewhere / 'quickstart'} at step" in last.text()
     assert numbers(folder) == wanted
     assert [row["step"] for row in metrics(folder)] == [0, 1, 2, 3, 4]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quickstart"]
+    check_record(folder)
+
+
+def check_record(folder: Path) -> None:
+    run = RecordedRun(folder)
+    assert run.steps == [1, 2, 3, 4]
+    assert [row.step for row in run.rows()] == [1, 2, 3, 4]
+    index = run.index
+    assert index is not None
+    assert (index.newest, index.problems) == (7, ())
+    assert set(run.timeline_steps) >= {1, 2, 3, 4}
+    rewards = {int(row["step"]): row["reward"] for row in metrics(folder) if "reward" in row}
+    for step in run.steps:
+        check_step(run, step, rewards[step])
+    assert json.loads((folder / "timeline.json").read_text())["traceEvents"]
+
+
+def check_step(run: RecordedRun, step: int, reward: float) -> None:
+    """The record of a step is that of its row in metrics.jsonl, and the learner's numbers are beside the sampler's."""
+    from tokenizers import Tokenizer
+
+    groups = run.groups(step)
+    assert np.mean(np.concatenate([each.group.rewards_G for each in groups])) == pytest.approx(reward)
+    assert run.tokenizer is not None
+    tokenizer = Tokenizer.from_file(str(run.tokenizer))
+    for each in groups:
+        assert all({"p_err", "p_format", "probability"} == set(reasons) for reasons in each.reasons)
+        tokens = run.tokens(step, each.number)
+        assert tokens is not None
+        for index, (member, [part]) in enumerate(zip(each.group.trajectories, tokens.trajectories, strict=True)):
+            assert member.error is None
+            assert all(turn.placed and turn.placed[-1].replica == turn.replica for turn in member.turns)
+            assert all(
+                member.started_at <= turn.queued_at <= turn.started_at <= turn.finished_at <= member.finished_at
+                for turn in member.turns
+            )
+            assert abs(member.started_at - time.time()) < 1e4
+            assert part.sampled_T.sum() == sum(turn.end - turn.start for turn in member.turns)
+            assert each.group.prompt.messages[-1]["content"] in tokenizer.decode(part.token_ids_T.tolist())
+            if index in each.group.kept:
+                assert part.learner_logprobs_T is not None
+                assert part.logprobs_T is not None
+                assert np.isnan(part.learner_logprobs_T).tolist() == (~part.sampled_T).tolist()
+                difference_T = part.learner_logprobs_T - part.logprobs_T
+                assert np.nanmax(np.abs(difference_T)) < 1.0  # the second minibatch comes after an update
+            else:
+                assert part.learner_logprobs_T is None
+
+
+@pytest.mark.timeout(400)
+def test_recording_changes_nothing_that_is_trained(
+    wanted: list[dict[str, float]], started: list[Run], tmp_path: Path
+) -> None:
+    folder = tmp_path / "quickstart"
+    run = Run(command(tmp_path, *FIELDS, "record.max_mb=0"))
+    started.append(run)
+    assert run.end() == 0, run.text()
+    assert numbers(folder) == wanted
+    assert not RecordedRun(folder).is_there
+    events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "X" for event in events)
 
 
 def evaluated(folder: Path) -> list[int]:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from algo.learner.config import LearnerConfig
+from algo.learner.learner import Fatal, check_first
 from engine.learner import messages
 from engine.learner.process import LearnerDied, LearnerProcess, LearnerProcessConfig
 from engine.types import Batch
@@ -284,28 +285,51 @@ def test_non_finite_loss_fails_with_numbers_and_ends_the_learner(one):
     assert one.exit_code != 0
 
 
-@pytest.mark.parametrize("trouble", ["missing", "config", "weights", "vocabulary", "field", "schedule"])
-def test_wrong_configuration_fails_at_once_with_one_line(tmp_path, trouble):
-    path, fields = tmp_path / "model", {}
-    if trouble != "missing":
-        path.mkdir()
-    if trouble in ("weights", "field", "schedule"):
-        (path / "config.json").write_text('{"model_type": "qwen3"}')
-    if trouble == "vocabulary":
-        (path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 9}')
-        (path / "model.safetensors").touch()
-    if trouble in ("field", "schedule"):
-        (path / "model.safetensors").touch()
-        fields = {"learning_rate": 1.0} if trouble == "field" else {"schedule": "cosine"}
-    expected = {"missing": f"{path}: config.json", "config": "config.json", "weights": "safetensors"} | {
-        "vocabulary": "beyond the model's vocabulary of 9",
-        "field": "learning_",
-        "schedule": "LearnerConfig.steps",
-    }
+WRONG = {  # files of the checkpoint, fields of the learner, and what is named
+    "missing": ({}, {}, "model: config.json"),
+    "model": ({"config.json": "{}"}, {}, "config.json names no model_type"),
+    "weights": ({"config.json": '{"model_type": "qwen3"}'}, {}, "safetensors"),
+    "vocabulary": (
+        {"config.json": '{"model_type": "qwen3", "vocab_size": 9}', "model.safetensors": ""},
+        {},
+        "beyond the model's vocabulary of 9",
+    ),
+    "field": (
+        {"config.json": '{"model_type": "qwen3"}', "model.safetensors": ""},
+        {"learning_rate": 1.0},
+        "learning_",
+    ),
+    "schedule": (
+        {"config.json": '{"model_type": "qwen3"}', "model.safetensors": ""},
+        {"schedule": "cosine"},
+        "LearnerConfig.steps",
+    ),
+}
+
+
+def wrong(folder, trouble):
+    """The first message, and what must be named."""
+    files, fields, named = WRONG[trouble]
+    (folder / "model").mkdir()
+    for name, text in files.items():
+        (folder / "model" / name).write_text(text)
+    return configure(folder / "model", folder, **fields), named
+
+
+@pytest.mark.parametrize("trouble", WRONG)
+def test_a_wrong_configuration_is_named_before_anything_is_loaded(tmp_path, trouble):
+    message, named = wrong(tmp_path, trouble)
+    with pytest.raises((Fatal, ValueError, TypeError), match=re.escape(named)):
+        check_first(messages.pack(message))
+
+
+@pytest.mark.parametrize("trouble", ["vocabulary", "field"])
+def test_a_wrong_configuration_ends_the_learner_at_once_with_one_line(tmp_path, trouble):
+    message, named = wrong(tmp_path, trouble)
     with node(tmp_path) as peer:
-        reply, _ = peer.ask(configure(path, tmp_path, **fields))
+        reply, _ = peer.ask(message)
         assert isinstance(reply, messages.Failed)
-        assert expected[trouble] in reply.reason
+        assert named in reply.reason
         assert "\n" not in reply.reason
         assert peer.process.wait(20) != 0
 

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.benches import long_rows
 from tests.support.paths import ROOT
 
 
+@pytest.mark.campaign  # `make bench` runs it too
 def test_the_learner_beside_its_bare_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "learner", "quick=true", "rounds=1", "threads=1"]
     where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}

@@ -181,6 +181,7 @@ def test_what_is_called_saved() -> None:
     assert list(WAYS) == list(runs(1.0, 1.0, 1.0))
 
 
+@pytest.mark.campaign  # `make bench` runs it too
 def test_the_bench_on_real_engines(tmp_path: Path) -> None:
     options = "quick=true styles=talkative trajectories=2 turns=2"
     folder = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}

@@ -90,8 +90,17 @@ def test_a_run_that_is_told_to_end_writes_what_it_has(before, number, end):
     assert (code, out) == (0, f"{end}\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("kind", ["none", "python", "sleep", "regex", "sum"])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("none", signal.SIGINT),
+        ("none", signal.SIGTERM),
+        ("python", signal.SIGTERM),
+        ("sleep", signal.SIGINT),
+        ("regex", signal.SIGTERM),
+        ("sum", signal.SIGINT),
+    ],
+)
 def test_a_second_signal_ends_the_process_at_once_also_while_the_loop_stands(kind, number):
     code, out, _ = Program(kind).send(number, number).ended()
     assert code in (128 + number, -number)

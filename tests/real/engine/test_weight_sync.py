@@ -13,7 +13,10 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(("shm", 1), id="shm"), pytest.param(("gloo", 2), id="gloo", marks=pytest.mark.smoke)],
+    params=[
+        pytest.param(("shm", 1), id="shm", marks=pytest.mark.campaign),
+        pytest.param(("gloo", 2), id="gloo", marks=pytest.mark.smoke),
+    ],
 )
 def result(request):
     """Both ways, and both numbers of ranks, in one run each."""

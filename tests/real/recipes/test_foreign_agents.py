@@ -1,4 +1,4 @@
-"""Agents of others' packages train ten steps on the tokens, rewards and losses of the built-in loop.
+"""Agents of others' packages train five steps on the tokens, rewards and losses of the built-in loop.
 
 What each client was given is read from the wire and compared with what was trained. By GRPO, for which it is no matter
 that these packages cannot tell the gateway that a call failed.
@@ -20,7 +20,7 @@ from tests.support.runs import metrics
 from tests.support.wire import wire
 
 PACKAGES = ("openai-agents==0.24.0",)
-STEPS = 10
+STEPS = 5
 SMALL = (f"steps={STEPS}", "prompts_per_step=2", "group_size=2", "algorithm=grpo", "seed=2")
 SMALL += ("eval_every=100", "eval_problems=1")
 
@@ -85,7 +85,7 @@ def differs_in_a_reply(one, other):
         ("recipes/agents/program.py", "/v1/chat/completions"),
     ],
 )
-async def test_ten_steps_of_an_agent_are_those_of_the_built_in_loop(recipe, path, packages, built_in, tmp_path):
+async def test_five_steps_of_an_agent_are_those_of_the_built_in_loop(recipe, path, packages, built_in, tmp_path):
     async with wire() as noted:
         run = await trained(packages, recipe, tmp_path, HTTP_PROXY=noted.address)
     of_agent = recorded(run)

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,18 +27,19 @@ IFEVAL_ROWS = (
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """The tiny agent, allowed to read 8,192 tokens."""
+    """The tiny agent, allowed to read 2,048 tokens."""
     folder = tmp_path_factory.mktemp("model") / "agent"
     shutil.copytree(TINY, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
     return folder
 
 
-@contextmanager
-def gateway(checkpoint, log):
+@pytest.fixture(scope="module")
+def gateway(checkpoint):
     """Its address."""
-    command = [*ROCSTAR, "gateway", str(checkpoint), "port=0", f"served_name={checkpoint}", "max_tokens=8000"]
+    log = checkpoint.parent / "gateway.log"
+    command = [*ROCSTAR, "gateway", str(checkpoint), "port=0", f"served_name={checkpoint}", "max_tokens=2048"]
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
     try:
@@ -67,16 +67,15 @@ def run(command, folder, **variables):
 
 
 @pytest.mark.timeout(1200)
-def test_bfcl_generates_and_scores(checkpoint, tmp_path):
+def test_bfcl_generates_and_scores(checkpoint, gateway, tmp_path):
     """Its own template, over /v1/completions."""
     bfcl = environment_with("bfcl", *BFCL) / "bin" / "bfcl"
     names = {"simple_python": ["simple_python_0", "simple_python_1", "simple_python_2"]}
     (tmp_path / "test_case_ids_to_generate.json").write_text(json.dumps(names))
     model = ["--model", "Qwen/Qwen3-0.6B-FC"]
-    with gateway(checkpoint, tmp_path / "log") as address:
-        options = ["--run-ids", "--skip-server-setup", "--local-model-path", str(checkpoint), "--num-threads", "3"]
-        variables = {"BFCL_PROJECT_ROOT": str(tmp_path), "REMOTE_OPENAI_BASE_URL": f"{address}/v1"}
-        run([bfcl, "generate", *model, *options], tmp_path, **variables)
+    options = ["--run-ids", "--skip-server-setup", "--local-model-path", str(checkpoint), "--num-threads", "3"]
+    variables = {"BFCL_PROJECT_ROOT": str(tmp_path), "REMOTE_OPENAI_BASE_URL": f"{gateway}/v1"}
+    run([bfcl, "generate", *model, *options], tmp_path, **variables)
     [results] = (tmp_path / "result").rglob("*simple_python*.json")
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert sorted(row["id"] for row in rows) == names["simple_python"]
@@ -87,7 +86,7 @@ def test_bfcl_generates_and_scores(checkpoint, tmp_path):
 
 
 @pytest.mark.timeout(1200)
-def test_lm_eval_scores_ifeval(checkpoint, tmp_path):
+def test_lm_eval_scores_ifeval(checkpoint, gateway, tmp_path):
     """Its own scorers of IFEval over /v1/chat/completions; the rows are ours, since Google's are on a hub."""
     environment = environment_with("lm-eval", *LM_EVAL)
     [task] = environment.rglob("lm_eval/tasks/ifeval/ifeval.yaml")
@@ -99,11 +98,10 @@ def test_lm_eval_scores_ifeval(checkpoint, tmp_path):
     lines = [f"include: {task}", "task: ifeval_ours", "dataset_path: json", "dataset_name: null", "dataset_kwargs:"]
     lines += ["  data_files:", f"    train: {tmp_path / 'rows.jsonl'}"]
     (tmp_path / "ours.yaml").write_text("\n".join(lines) + "\n")
-    with gateway(checkpoint, tmp_path / "log") as address:
-        model = f"model={checkpoint},base_url={address}/v1/chat/completions,num_concurrent=3,max_retries=1"
-        command = [environment / "bin" / "lm_eval", "--model", "local-chat-completions", "--model_args", model]
-        command += ["--tasks", "ifeval_ours", "--include_path", tmp_path, "--apply_chat_template"]
-        run([*command, "--gen_kwargs", "max_gen_toks=50", "--output_path", tmp_path / "out"], tmp_path)
+    model = f"model={checkpoint},base_url={gateway}/v1/chat/completions,num_concurrent=3,max_retries=1"
+    command = [environment / "bin" / "lm_eval", "--model", "local-chat-completions", "--model_args", model]
+    command += ["--tasks", "ifeval_ours", "--include_path", tmp_path, "--apply_chat_template"]
+    run([*command, "--gen_kwargs", "max_gen_toks=50", "--output_path", tmp_path / "out"], tmp_path)
     [results] = Path(tmp_path / "out").rglob("results_*.json")
     found = json.loads(results.read_text())
     assert found["n-samples"]["ifeval_ours"]["effective"] == 3
