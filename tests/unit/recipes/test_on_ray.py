@@ -39,9 +39,10 @@ class Ray:
         number = len(self.placed)
         end = self.ends.pop(0)
 
-        async def ready():
+        async def host():
             if end == "never placed":
                 await asyncio.Event().wait()
+            return "machine"
 
         async def run(_words, _folder, _files):
             if end is None:
@@ -53,7 +54,7 @@ class Ray:
         async def tell(_within_s):
             self.told.append(number)
 
-        actor = SimpleNamespace(number=number, __ray_ready__=SimpleNamespace(remote=ready))
+        actor = SimpleNamespace(number=number, host=SimpleNamespace(remote=host))
         actor.run, actor.end = SimpleNamespace(remote=run), SimpleNamespace(remote=tell)
         return actor
 
