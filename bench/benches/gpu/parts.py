@@ -284,7 +284,7 @@ def parts() -> list[Part]:
         Part(
             name="resume_tp2",
             full=own("resume", "devices=0,1", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *SMALL),
-            rehearsal=own("resume", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *SMALL),
+            rehearsal=own("resume", "replicas=1", *SMALL),
             limit_s=300,
             read=_some("stopped_s", "resumed_s"),
             gpus=2,
@@ -316,11 +316,12 @@ def parts() -> list[Part]:
 
 
 def _mismatch_part(*, fp32_head: bool) -> Part:
-    cut = ("pairs=bfloat16/bfloat16", "rounds=1", f"fp32_head={str(fp32_head).lower()}")
+    cut = ("pairs=bfloat16/bfloat16", "rounds=1")
+    head = f"fp32_head={str(fp32_head).lower()}"
     return Part(
         name="mismatch_1.7b" + "_fp32_head" * fp32_head,
-        full=own("mismatch", "shape=qwen3-1.7b", "device=0", "trajectories=1024", *cut),
-        rehearsal=own("mismatch", "trajectories=8", *cut),
+        full=own("mismatch", "shape=qwen3-1.7b", "device=0", "trajectories=1024", *cut, head),
+        rehearsal=own("mismatch", "trajectories=8", *cut, "fp32_head=true"),
         limit_s=180,
         read=_bench(_mismatch),
     )
