@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,9 +205,13 @@ def _placement(result: Result) -> Figures:
     return {f"ratio_{name}": result.figures[name]["ratio_math8k"] for name in RIVALS if name in result.figures}
 
 
-def _some(*names: str) -> Callable[[Path], Figures]:
-    """Returns a reader of those of these figures that were measured."""
-    return _own(lambda measured: {name: measured[name] for name in names if name in measured})
+def _named(*names: str, on_gpu: Sequence[str] = ()) -> Callable[[Path], Figures]:
+    """Returns a reader of these figures. on_gpu: more of them, which a rehearsal on the CPU does not have."""
+
+    def read(measured: Measured) -> Figures:
+        return {name: measured[name] for name in [*names, *(name for name in on_gpu if name in measured)]}
+
+    return _own(read)
 
 
 def parts() -> list[Part]:
@@ -229,7 +233,7 @@ def parts() -> list[Part]:
             full=own("attention", "device=cuda"),
             rehearsal=own("attention"),
             limit_s=60,
-            read=_some("alone_over_row", "difference"),
+            read=_named("alone_over_row", "difference"),
         ),
         _learner_part("learner", "qwen3-1.7b", MIDDLE, 0),
         Part(
@@ -251,8 +255,9 @@ def parts() -> list[Part]:
             full=own("sleep", "device=0", f"checkpoint={AGENT}"),
             rehearsal=own("sleep", f"checkpoint={AGENT}"),
             limit_s=180,
-            read=_some(
-                *("sleep_s", "wake_weights_s", "wake_kv_s", "difference", "kv_tokens", "sleep_bytes", "wake_kv_bytes")
+            read=_named(
+                *("sleep_s", "wake_weights_s", "wake_kv_s", "difference", "kv_tokens"),
+                on_gpu=("sleep_bytes", "wake_kv_bytes"),
             ),
         ),
         Part(
@@ -278,7 +283,7 @@ def parts() -> list[Part]:
             full=own("resume", "devices=0", "replicas=1", *SMALL),
             rehearsal=own("resume", "replicas=1", *SMALL),
             limit_s=240,
-            read=_some("stopped_s", "resumed_s"),
+            read=_named("stopped_s", "resumed_s"),
         ),
         *[_weights_part(way) for way in ("shm", "adapter")],
         Part(
@@ -286,7 +291,7 @@ def parts() -> list[Part]:
             full=own("resume", "devices=0,1", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *SMALL),
             rehearsal=own("resume", "replicas=1", *SMALL),
             limit_s=300,
-            read=_some("stopped_s", "resumed_s"),
+            read=_named("stopped_s", "resumed_s"),
             gpus=2,
         ),
         _weights_part("nccl", rehearsed="gloo", gpus=2),
