@@ -27,7 +27,8 @@ UNJUDGED = (
     "canary_tolerance=none",
     "learner.mismatch_tolerance=none",
 )  # measured in bfloat16 on a GPU for the first time
-SMALL = ("steps=3", "checkpoint_every=1", "eval_every=3", "eval_problems=8", "prompts_per_step=4", "group_size=2")
+SMALL = ("eval_problems=8", "prompts_per_step=4", "group_size=2")
+RESUMED = ("steps=3", "checkpoint_every=1", "eval_every=3", *SMALL)
 RIVALS = [name for name in NAMES if name != OURS]
 
 Figures = dict[str, float]
@@ -239,7 +240,7 @@ def parts() -> list[Part]:
         Part(
             name="quickstart",
             full=own("quickstart", "devices=0", "replicas=1", "steps=12", "eval_every=12", *UNJUDGED),
-            rehearsal=own("quickstart", "replicas=1", "steps=1", "eval_every=2", "eval_problems=8", *UNJUDGED),
+            rehearsal=own("quickstart", "replicas=1", "steps=1", "eval_every=2", *SMALL, *UNJUDGED),
             limit_s=240,
             read=_own(_quickstart),
         ),
@@ -280,16 +281,16 @@ def parts() -> list[Part]:
         ),
         Part(
             name="resume",
-            full=own("resume", "devices=0", "replicas=1", *SMALL),
-            rehearsal=own("resume", "replicas=1", *SMALL),
+            full=own("resume", "devices=0", "replicas=1", *RESUMED),
+            rehearsal=own("resume", "replicas=1", *RESUMED),
             limit_s=240,
             read=_named("stopped_s", "resumed_s"),
         ),
         *[_weights_part(way) for way in ("shm", "adapter")],
         Part(
             name="resume_tp2",
-            full=own("resume", "devices=0,1", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *SMALL),
-            rehearsal=own("resume", "replicas=1", *SMALL),
+            full=own("resume", "devices=0,1", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *RESUMED),
+            rehearsal=own("resume", "replicas=1", *RESUMED),
             limit_s=300,
             read=_named("stopped_s", "resumed_s"),
             gpus=2,
