@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ UNJUDGED = (
     "canary_tolerance=none",
     "learner.mismatch_tolerance=none",
 )  # measured in bfloat16 on a GPU for the first time
-SMALL = ("steps=3", "checkpoint_every=1", "eval_every=3", "eval_problems=8", "prompts_per_step=4", "group_size=2")
+SMALL = ("eval_problems=8", "prompts_per_step=4", "group_size=2")
+RESUMED = ("steps=3", "checkpoint_every=1", "eval_every=3", *SMALL)
 RIVALS = [name for name in NAMES if name != OURS]
 
 Figures = dict[str, float]
@@ -205,9 +206,13 @@ def _placement(result: Result) -> Figures:
     return {f"ratio_{name}": result.figures[name]["ratio_math8k"] for name in RIVALS if name in result.figures}
 
 
-def _some(*names: str) -> Callable[[Path], Figures]:
-    """Returns a reader of those of these figures that were measured."""
-    return _own(lambda measured: {name: measured[name] for name in names if name in measured})
+def _named(*names: str, on_gpu: Sequence[str] = ()) -> Callable[[Path], Figures]:
+    """Returns a reader of these figures. on_gpu: more of them, which a rehearsal on the CPU does not have."""
+
+    def read(measured: Measured) -> Figures:
+        return {name: measured[name] for name in [*names, *(name for name in on_gpu if name in measured)]}
+
+    return _own(read)
 
 
 def parts() -> list[Part]:
@@ -229,13 +234,13 @@ def parts() -> list[Part]:
             full=own("attention", "device=cuda"),
             rehearsal=own("attention"),
             limit_s=60,
-            read=_some("alone_over_row", "difference"),
+            read=_named("alone_over_row", "difference"),
         ),
         _learner_part("learner", "qwen3-1.7b", MIDDLE, 0),
         Part(
             name="quickstart",
             full=own("quickstart", "devices=0", "replicas=1", "steps=12", "eval_every=12", *UNJUDGED),
-            rehearsal=own("quickstart", "replicas=1", "steps=1", "eval_every=2", "eval_problems=8", *UNJUDGED),
+            rehearsal=own("quickstart", "replicas=1", "steps=1", "eval_every=2", *SMALL, *UNJUDGED),
             limit_s=240,
             read=_own(_quickstart),
         ),
@@ -251,8 +256,9 @@ def parts() -> list[Part]:
             full=own("sleep", "device=0", f"checkpoint={AGENT}"),
             rehearsal=own("sleep", f"checkpoint={AGENT}"),
             limit_s=180,
-            read=_some(
-                *("sleep_s", "wake_weights_s", "wake_kv_s", "difference", "kv_tokens", "sleep_bytes", "wake_kv_bytes")
+            read=_named(
+                *("sleep_s", "wake_weights_s", "wake_kv_s", "difference", "kv_tokens"),
+                on_gpu=("sleep_bytes", "wake_kv_bytes"),
             ),
         ),
         Part(
@@ -275,18 +281,18 @@ def parts() -> list[Part]:
         ),
         Part(
             name="resume",
-            full=own("resume", "devices=0", "replicas=1", *SMALL),
-            rehearsal=own("resume", "replicas=1", *SMALL),
+            full=own("resume", "devices=0", "replicas=1", *RESUMED),
+            rehearsal=own("resume", "replicas=1", *RESUMED),
             limit_s=240,
-            read=_some("stopped_s", "resumed_s"),
+            read=_named("stopped_s", "resumed_s"),
         ),
         *[_weights_part(way) for way in ("shm", "adapter")],
         Part(
             name="resume_tp2",
-            full=own("resume", "devices=0,1", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *SMALL),
-            rehearsal=own("resume", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *SMALL),
+            full=own("resume", "devices=0,1", "learner_ranks=2", "replicas=1", "tensor_parallel=2", *RESUMED),
+            rehearsal=own("resume", "replicas=1", *RESUMED),
             limit_s=300,
-            read=_some("stopped_s", "resumed_s"),
+            read=_named("stopped_s", "resumed_s"),
             gpus=2,
         ),
         _weights_part("nccl", rehearsed="gloo", gpus=2),
@@ -316,11 +322,12 @@ def parts() -> list[Part]:
 
 
 def _mismatch_part(*, fp32_head: bool) -> Part:
-    cut = ("pairs=bfloat16/bfloat16", "rounds=1", f"fp32_head={str(fp32_head).lower()}")
+    cut = ("pairs=bfloat16/bfloat16", "rounds=1")
+    head = f"fp32_head={str(fp32_head).lower()}"
     return Part(
         name="mismatch_1.7b" + "_fp32_head" * fp32_head,
-        full=own("mismatch", "shape=qwen3-1.7b", "device=0", "trajectories=1024", *cut),
-        rehearsal=own("mismatch", "trajectories=8", *cut),
+        full=own("mismatch", "shape=qwen3-1.7b", "device=0", "trajectories=1024", *cut, head),
+        rehearsal=own("mismatch", "trajectories=8", *cut, "fp32_head=true"),
         limit_s=180,
         read=_bench(_mismatch),
     )
