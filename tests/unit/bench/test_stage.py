@@ -1,8 +1,5 @@
 """Recorded groups through a stage of the user's: what comes in, what comes out, what holds the loop up."""
 
-import signal
-import threading
-
 import pytest
 
 from bench.__main__ import main
@@ -13,7 +10,7 @@ from engine.recording.reader import RecordedRun
 from tests.support.recorded_run import damaged, write_recorded_run
 
 STAGES = """
-import asyncio, time
+import asyncio, signal, time
 
 async def every_other(inbox, outbox):
     number = 0
@@ -55,6 +52,10 @@ async def ends(inbox, outbox):
     pass
 
 async def never(inbox, outbox):
+    await asyncio.Event().wait()
+
+async def hears_ctrl_c(inbox, outbox):
+    signal.raise_signal(signal.SIGINT)
     await asyncio.Event().wait()
 """
 
@@ -115,8 +116,7 @@ def test_a_stage_that_keeps_what_it_gets_ends_soon_after_the_time(run, stages):
 
 
 def test_ctrl_c_shows_what_there_is(tmp_path, run, stages, capsys):
-    threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
-    assert main(["stage", f"{stages}:never", f"feed={tmp_path}"]) == 130
+    assert main(["stage", f"{stages}:hears_ctrl_c", f"feed={tmp_path}"]) == 130
     shown = capsys.readouterr()
     assert "items in" in shown.out
     assert "of the 12 groups" in shown.err, "the share of the groups that was fed is said"
