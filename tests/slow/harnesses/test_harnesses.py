@@ -27,11 +27,11 @@ IFEVAL_ROWS = (
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """The tiny agent, allowed to read 8,192 tokens."""
+    """The tiny agent, allowed to read 2,048 tokens."""
     folder = tmp_path_factory.mktemp("model") / "agent"
     shutil.copytree(TINY, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
     return folder
 
 
@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory):
 def gateway(checkpoint):
     """Its address."""
     log = checkpoint.parent / "gateway.log"
-    command = [*ROCSTAR, "gateway", str(checkpoint), "port=0", f"served_name={checkpoint}", "max_tokens=8000"]
+    command = [*ROCSTAR, "gateway", str(checkpoint), "port=0", f"served_name={checkpoint}", "max_tokens=2016"]
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
     try:
