@@ -23,8 +23,11 @@ CONVERTED = tempfile.TemporaryDirectory(prefix="rocstar-datasets-")
 os.environ["HF_DATASETS_CACHE"] = CONVERTED.name  # `datasets` reads it when it is imported
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it runs in the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What a test starts inherits which signals are ignored. Shells ignore SIGINT in what runs in the background, and nohup
+# SIGHUP.
+for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, default)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

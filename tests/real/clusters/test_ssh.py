@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,19 @@ def test_the_end_of_the_script_ends_its_connections_and_nothing_beside_it(
     command = ["recipes/clusters/ssh.sh", "tcp://lead:5700", "one", "two"]
     with subprocess.Popen(["sleep", "60"], process_group=0) as beside:
         script = subprocess.Popen(command, cwd=ROOT, env=here, process_group=beside.pid)
-        there = until(lambda: marks(tmp_path, 2))
-        script.send_signal(number)
-        assert script.wait(30) == (130 if number == signal.SIGINT else 143)
-        for mark in there:
-            until(mark.with_name(f"{mark.name}.ended").exists)
-        assert beside.poll() is None
-        beside.kill()
+        try:
+            there = until(lambda: marks(tmp_path, 2))
+            script.send_signal(number)
+            assert script.wait(30) == (130 if number == signal.SIGINT else 143)
+            for mark in there:
+                until(mark.with_name(f"{mark.name}.ended").exists)
+            assert beside.poll() is None
+        finally:
+            beside.kill()
+            script.kill()
+            for mark in marks(tmp_path):
+                with suppress(ProcessLookupError):
+                    os.kill(pid(mark), signal.SIGKILL)
 
 
 def free_port() -> int:
