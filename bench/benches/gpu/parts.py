@@ -78,7 +78,7 @@ METRICS = {
     "replaced_s": seconds("replaced", "from a replica's death in a pull until another serves that version"),
     "node_token_s": microseconds("node, per token", "CPU of the node's own process"),
     "node_cpu": share("node", "CPU of the event loop, of a core"),
-    "lag_max_s": milliseconds("lag", "largest of a step, by which the event loop is late"),
+    "lag_max_s": milliseconds("lag", "longest stall of the event loop in a step; 0 if all were below 20 ms"),
     "modules": count("imported", "modules that a GPU engine and learner need"),
     "reward_first": count("reward, first", "share of even tokens in the first step", form=".3f"),
     "reward_last": count("reward, last", "the same in the last step", form=".3f"),
