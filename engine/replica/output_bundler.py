@@ -15,7 +15,7 @@ from typing import Any
 
 # Keys of SamplingParams.extra_args: what `OutputBundler.add` takes. Requests that have them are ours.
 DELIVER_AT, BUNDLE_SIZE = "deliver_at", "bundle"
-AT_ONCE = 16  # outputs that reach their readers in one iteration of the node's event loop; more would hold it up
+AT_ONCE = 4  # outputs that reach their readers in one iteration of the node's event loop; more would hold it up
 LOGPROBS, BEGAN = "logprobs", "began"  # keys of an output's kv_transfer_params
 
 
