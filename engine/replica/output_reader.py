@@ -32,6 +32,7 @@ def read_directly(client: Any, deliver: Callable[[Sequence[Any]], list[Any]]) ->
     def ensure() -> None:
         if resources.output_queue_task is None:
             reading = _read(resources, queue, calls, decoder, deliver)
+            # vLLM's resources own the task: they cancel it when the client is shut down. Its errors go into the queue.
             resources.output_queue_task = asyncio.create_task(reading, name="engine-outputs")
 
     assert resources.output_queue_task is None, "vLLM reads already"

@@ -210,7 +210,7 @@ class Replica:
             try:
                 await self._requests.send(request_id, token_ids, sampling, adapter)
                 stream = streams.stream(request_id)
-                finish, cached, began = None, 0, None
+                finish, cached = None, 0
                 while finish is None:
                     output = await stream.next()
                     finish = None if output.finish_reason is None else str(output.finish_reason)

@@ -61,6 +61,7 @@ class RequestSender:
         request.prompt_token_ids, request.arrival_time = ids, time.time()
         request.sampling_params = copy.copy(made.sampling_params)
         request.sampling_params.max_tokens, request.sampling_params.seed = sampling.max_tokens, sampling.seed
+        request.lora_request = adapter  # one of the same name may have been loaded anew since
         request.client_index = self._client.client_index
         self._engine.output_processor.add_request(request)
         self._engine._run_output_handler()
