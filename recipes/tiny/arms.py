@@ -40,13 +40,15 @@ class Arm:
 
     title: its name for people. options: those beside `runs`, `name` and `seed`, by their whole names. `{other}` in a
     text stands for the folder of the run that the arm `other`, which comes before this one, made with the same seed.
-    after: the arm whose runs these go on from; the steps, tokens and seconds of both count. program: takes these
-    options and writes config.json and, when it ends, summary.json into the folder runs/name.
+    after: the arm whose runs these go on from; the steps, tokens and seconds of both count. seed_offset: is added to
+    the seed, so that a run that goes on from another draws new problems. program: takes these options and writes
+    config.json and, when it ends, summary.json into the folder runs/name.
     """
 
     title: str
     options: Mapping[str, Any]
     after: str | None = None
+    seed_offset: int = 0
     program: Path = QUICKSTART
 
 
@@ -76,7 +78,7 @@ class Runs:
             }
         except KeyError as error:
             raise ValueError(f"no arm {error} is before {name!r}, whose options name it. Fix: add it there") from None
-        return {**filled, "seed": seed}
+        return {**filled, "seed": seed + self.arms[name].seed_offset}
 
     def make(self, launch: Launch, say: Callable[[str], None]) -> None:
         """Makes the runs that are missing. Raises ValueError for a folder that holds anything else."""

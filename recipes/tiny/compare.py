@@ -58,7 +58,7 @@ def main(config: Config) -> None:
     text = page(config, result)
     (config.folder / "compare.md").write_text(text + "\n")
     values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
-    content: dict[str, Any] = {"config": values, **as_json(result), "versions": result.versions}
+    content: dict[str, Any] = {"config": values, **as_json(result)}
     (config.folder / "compare.json").write_text(json.dumps(content, indent=2) + "\n")
     plot(config.folder / "compare.png", result)
     print(f"\n{text}\n\nwritten: {config.folder}/compare.md, compare.json, compare.png")

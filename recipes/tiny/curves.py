@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from algo.eval_stats import Interval, mean_of_runs
 from engine import metric_names as metric
 from recipes.tiny.arms import Runs
@@ -176,19 +178,22 @@ def _cell(interval: Interval, form: str, *, signed: bool) -> str:
 
 
 def as_json(result: Comparison) -> dict[str, Any]:
-    """Returns the tables with every value of every seed."""
-    table = {
-        name: [
-            {"step": step, **{cell: asdict(value) for cell, value in intervals(_at(curves, step)).items()}}
-            for step in _steps(curves)
-        ]
+    """Returns what JSON can hold: every value of every seed, and the intervals by step and of whole runs."""
+    by_step = {
+        name: {str(step): _plain(intervals(_at(curves, step))) for step in _steps(curves)}
         for name, curves in result.curves.items()
     }
-    figures = {
-        title: {cell: asdict(value) for cell, value in intervals(values).items()}
-        for title, values in result.figures.items()
-    }
-    return {"table": table, "figures": figures, "seeds": result.curves, "figures_of_seeds": result.figures}
+    whole_runs = {title: _plain(intervals(values)) for title, values in result.figures.items()}
+    return {"values": asdict(result), "intervals": {"by_step": by_step, "whole_runs": whole_runs}}
+
+
+def from_json(content: Mapping[str, Any]) -> Comparison:
+    """Returns the comparison that `as_json` wrote."""
+    return msgspec.convert(content["values"], Comparison, strict=False)  # the steps are texts in JSON
+
+
+def _plain(cells: Mapping[str, Interval]) -> dict[str, dict[str, float]]:
+    return {name: asdict(interval) for name, interval in cells.items()}
 
 
 def plot(path: Path, result: Comparison) -> None:

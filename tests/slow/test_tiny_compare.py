@@ -19,7 +19,7 @@ from engine.console.options import parse
 from recipes import quickstart
 from recipes.tiny.arms import QUICKSTART, Arm, Runs
 from recipes.tiny.compare import Config, main
-from recipes.tiny.curves import as_json, compare, difference, markdown, plot
+from recipes.tiny.curves import as_json, compare, difference, from_json, markdown, plot
 from tests.support.runs import Run
 
 RECIPE = QUICKSTART.parent / "tiny" / "compare.py"
@@ -108,8 +108,8 @@ def test_what_it_says(config: Config, capsys: pytest.CaptureFixture[str]) -> Non
     assert "| 0 | 0.020 [0.020, 0.020] | 0.100 [0.100, 0.100] | -0.080 [-0.080, -0.080] |" in text
     assert "Mean over 3 seeds" in text
     content = json.loads((config.folder / "compare.json").read_text())
-    assert [row["step"] for row in content["table"]["eval/accuracy"]] == [0, 8, 16]
-    assert content["seeds"]["eval/accuracy"]["roc"]["0"] == [0.3, 0.31, 0.32]
+    assert list(content["intervals"]["by_step"]["eval/accuracy"]) == ["0", "8", "16"]
+    assert content["values"]["curves"]["eval/accuracy"]["roc"]["0"] == [0.3, 0.31, 0.32]
     assert (config.folder / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -118,7 +118,8 @@ def test_the_first_is_compared_with_each_other_one(config: Config) -> None:
     config.runs.make(canned, lambda _: None)
     result = compare(config.runs, config.algorithms)
     assert "| GRPO-RoC - GRPO | GRPO-RoC - GRPO, random subset |" in markdown(result)
-    assert as_json(result)["table"]["eval/accuracy"][0]["roc - random"]["mean"] == 0
+    assert as_json(result)["intervals"]["by_step"]["eval/accuracy"]["0"]["roc - random"]["mean"] == 0
+    assert from_json(json.loads(json.dumps(as_json(result)))) == result
     plot(config.folder / "compare.png", result)
 
 
