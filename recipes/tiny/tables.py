@@ -19,8 +19,14 @@ UNSOLVED = Path(__file__).resolve().with_name("unsolved.py")
 SHORT, LONG = 96, 144  # tokens of a trajectory, one to one and a half, as 8 K to 12 K
 STAGE, STEPS, EVERY = 16, 24, 8  # steps before a later stage, of a whole run, and between evaluations
 CLIP_STEPS = 16
-# Beside a busy neighbour a call may wait longer than the quick start's 2 s, and would then count as the agent's error.
-SHARED = {"eval_every": EVERY, "eval_problems": 512, "tool_wall_s": 20.0, "record.max_mb": 0}
+# On busy cores a call or a rollout may take longer than the quick start allows, and would then count as wrong.
+SHARED = {
+    "eval_every": EVERY,
+    "eval_problems": 512,
+    "tool_wall_s": 20.0,
+    "rollout.deadline_s": 600.0,
+    "record.max_mb": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
