@@ -22,6 +22,7 @@ from engine.assembly.config import TrainingConfig
 from engine.assembly.training import training
 from engine.console.notes import say
 from engine.data.prompts import read_prompts
+from engine.ports import Reward
 from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.telemetry.watchdog import exit_process
@@ -57,6 +58,12 @@ class Config(EvalOptions, SandboxOptions):
             return prompts("train", self.seed)
         return read_prompts(self.data, seed=self.seed, epochs=None)
 
+    @property
+    def reward(self) -> Reward:
+        """The reward that is trained on; held-out figures are of right answers alone."""
+        right, penalty = MathReward(integers_only=True), self.tool_error_penalty
+        return ToolErrorPenalty(reward=right, factor=penalty) if penalty else right
+
     def training(self) -> TrainingConfig:
         config = super().training()
         assert config.replica is not None
@@ -73,13 +80,11 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
     async with training(config.training(), run, sinks=config.sinks(run)) as job:
         rollouts = job.rollouts([python_tool(job.sandbox)])
         right = MathReward(integers_only=True)
-        penalty = config.tool_error_penalty
-        reward = ToolErrorPenalty(reward=right, factor=penalty) if penalty else right
         evaluation = await job.evaluation(held_out, right, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
         summary = await job.run(
             [
                 job.admit(config.prompts()),
-                job.group(rollouts, reward, config.select),
+                job.group(rollouts, config.reward, config.select),
                 job.batch(),
                 job.train(config.make_batch, evaluations=[evaluation]),
             ]
