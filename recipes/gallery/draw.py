@@ -33,7 +33,8 @@ async def draw(config: Config) -> None:
     drawn: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if config.run is not None:
         drawn |= figures(config.run, config.metrics)
-        path.write_text(json.dumps(dict(sorted(drawn.items())), indent=1) + "\n")
+        lines = [f"{json.dumps(name)}: {json.dumps(content)}" for name, content in sorted(drawn.items())]
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     for name, content in drawn.items():
         plot(config.folder / f"{name}.png", content["series"])
 
