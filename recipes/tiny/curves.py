@@ -106,8 +106,14 @@ def rows_of(runs: Runs, name: str, seed: int) -> Rows:
         return own
     earlier = rows_of(runs, before, seed)
     steps = _last_step(earlier)
-    last = [{key: value for key, value in row.items() if not key.startswith("eval/")} for row in earlier[-1:]]
-    return [*earlier[:-1], *last, *({**row, "step": row["step"] + steps} for row in own)]
+    return [
+        *(row if row["step"] < steps else _without_evaluation(row) for row in earlier),
+        *({**row, "step": row["step"] + steps} for row in own),
+    ]
+
+
+def _without_evaluation(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith("eval/")}
 
 
 def _begins(runs: Runs, name: str) -> int:
