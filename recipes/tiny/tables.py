@@ -85,8 +85,8 @@ LATER = range(STAGE + 1, STEPS + 1)
 PENALTY = Table(
     question="Reward alone, or a penalty for tool errors?",
     report=(
-        "The report rewards the answer alone, lest a richer reward be gamed, and cleans up tool use by choosing what is "
-        "trained: GRPO-RoC."
+        "The report rewards the answer alone, lest a richer reward be gamed, and cleans up tool use by choosing what "
+        "is trained: GRPO-RoC."
     ),
     setting=(
         "The penalty subtracts half of the share of failed calls from the reward of each trajectory "
