@@ -184,7 +184,11 @@ def _cell(interval: Interval, form: str, *, signed: bool) -> str:
 
 
 def as_json(result: Comparison) -> dict[str, Any]:
-    """Returns what JSON can hold: every value of every seed, and the intervals by step and of whole runs."""
+    """Returns what JSON can hold: every value of every seed, and the intervals by step and of whole runs, which one
+    seed alone does not have.
+    """
+    if len(result.seeds) < 2:
+        return {"values": asdict(result)}
     by_step = {
         name: {str(step): _plain(intervals(_at(curves, step))) for step in _steps(curves)}
         for name, curves in result.curves.items()
