@@ -99,10 +99,17 @@ def beside(result: Comparison, expected: Comparison | None) -> str:
 
 
 def write(output: Path, measured: Mapping[str, Comparison]) -> None:
-    """Writes results.json with these tables beside those that it has, and the pictures and the page of all of them."""
+    """Writes results.json with these tables beside those that it has, and the pictures and the page of all of them.
+
+    Raises ValueError where a table would lose seeds that results.json has.
+    """
     output.mkdir(parents=True, exist_ok=True)
     path = output / "results.json"
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for name in measured.keys() & content.keys():
+        if lost := set(from_json(content[name]).seeds) - set(measured[name].seeds):
+            seeds = ", ".join(map(str, sorted(lost)))
+            raise ValueError(f"output: {path} would lose seeds {seeds} of {name}. Fix: give them in seeds= too")
     content |= {name: as_json(result) for name, result in measured.items()}
     write_whole(path, [json.dumps(content, indent=1).encode() + b"\n"])
     for name, result in measured.items():

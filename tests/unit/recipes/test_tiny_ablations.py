@@ -72,6 +72,12 @@ def test_the_page_tells_a_difference_that_all_seeds_agree_on(tmp_path):
     assert (tmp_path / "ablations.md").read_text().count("not measured yet") == len(TABLES) - 2
 
 
+def test_no_seed_that_was_measured_is_dropped(tmp_path):
+    write(tmp_path / "ablations", {"clip": measured("clip", (0, 1, 2))})
+    with pytest.raises(ValueError, match=r"seeds 0, 2 of clip.*seeds="):
+        write(tmp_path / "ablations", {"clip": measured("clip", (1, 3))})
+
+
 def test_one_seed_is_shown_beside_the_committed_figure():
     text = beside(measured("filter", (1,)), measured("filter", (0, 1)))
     assert "| held-out accuracy, filtered, step 24 | 0.8500 | 0.8500 |" in text
