@@ -137,8 +137,8 @@ python recipes/tiny/ablations.py tables=penalty seeds=3   # one seed of one tabl
 ```
 
 The same command resumes. The second one prints its figures beside those of [the last table](#one-seed). A run with the
-same seed gives the same figures to the last digit on the same kind of processor; on another kind sums round
-differently, and the runs drift apart after some steps.
+same seed gives the same figures to the last digit on the same kind of processor; on another kind sums may round
+differently, and the runs then drift apart.
 """
 
 
