@@ -76,7 +76,7 @@ def collected(source, file, namespace):
 
 def cases(test):
     """Returns the arguments of each case of a test: one without any, unless it is parametrized."""
-    made = [{}]
+    made: list[dict[str, object]] = [{}]
     for names, values in getattr(test, "cases", ()):
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
         each = [dict(zip(names, value if len(names) > 1 else [value], strict=True)) for value in values]
@@ -119,8 +119,8 @@ def pytest_module():
 
         return marked
 
-    module.raises, module.approx = Raises, Approx
-    module.mark = types.SimpleNamespace(parametrize=parametrize)
+    mark = types.SimpleNamespace(parametrize=parametrize)
+    module.__dict__.update(raises=Raises, approx=Approx, mark=mark)
     return module
 
 
@@ -185,7 +185,7 @@ class Modules:
         package = any(each.startswith(f"{base}/") for each in self.paths)
         if not package and f"{base}.py" not in self.paths:
             return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=package)
+        return importlib.machinery.ModuleSpec(name, self, is_package=package)  # type: ignore[arg-type]
 
     def create_module(self, spec):
         module = types.ModuleType(spec.name)
@@ -195,7 +195,7 @@ class Modules:
                 raise AttributeError(name)
             return self.ask.call(spec.name, name, None)
 
-        module.__getattr__ = attribute
+        module.__dict__["__getattr__"] = attribute
         return module
 
     def exec_module(self, module):

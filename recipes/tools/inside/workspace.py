@@ -17,6 +17,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import select
 import signal
 import stat
@@ -75,6 +76,7 @@ def start(job, stdin, output_bytes, wall_s):
                 os.dup2(stream, number)
             os.closerange(3, 256)
             os.chdir(ROOT)
+            random.seed(os.urandom(16))  # a fork seeds it anew; os.urandom follows from the call's seed
             os._exit(status_of(job))
         os._exit(1)
     ended = os.pidfd_open(child)
@@ -117,8 +119,9 @@ def reap():
 def status_of(job):
     """Runs the job as the main program and returns its exit code."""
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
-    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "replace")
-    sys.stderr = sys.__stderr__ = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace")
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "replace")
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace")
+    sys.__dict__.update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     status = 0
     try:
         job()
@@ -132,7 +135,7 @@ def status_of(job):
             frames = frames.tb_next
         traceback.print_exception(type(error), error, frames)
         status = 1
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does: it waits for threads
     atexit._run_exitfuncs()
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -168,7 +171,7 @@ def own_tests(namespace):
             test()
         except Exception as error:
             failed += 1
-            traceback.print_exception(type(error), error, error.__traceback__.tb_next)
+            traceback.print_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next)
             print(f"FAILED {name}")
         else:
             print(f"passed {name}")
