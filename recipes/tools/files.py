@@ -58,13 +58,14 @@ class Config(EvalOptions, SandboxOptions):
         if folder is None:
             return exercises("train" if split == "train" else "test", self.seed if split == "train" else 0)
         tasks = list(read_tasks(folder))
-        return tasks_by_epoch(tasks) if split == "train" else iter(tasks)
+        return prompts_by_epoch(tasks) if split == "train" else iter(tasks)
 
 
-def tasks_by_epoch(tasks: Sequence[Prompt]) -> Iterator[Prompt]:
+def prompts_by_epoch(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
+    """Yields the same prompts again in each epoch, under other ids."""
     epoch = 0
     while True:
-        yield from (replace(task, id=f"{task.id}@{epoch}") for task in tasks)
+        yield from (replace(prompt, id=f"{prompt.id}@{epoch}") for prompt in prompts)
         epoch += 1
 
 
