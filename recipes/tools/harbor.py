@@ -9,7 +9,8 @@
 
 Tests say what a program does: `from stats import mean` and `mean([1, 2])`, or `run("main.py", "7", stdin="...")`, which
 has returncode, stdout and stderr. Of pytest there is raises, approx and mark.parametrize. `open("out.txt")` and
-`open("/app/out.txt")`, where /app is the WORKDIR, read what the model has left or a program of it has written.
+`open("/app/out.txt")`, where /app is the WORKDIR, read what the model has left or a program of it has written: texts of
+a test that begin with the WORKDIR are made the folder that the jail has.
 
 A task that needs a container (commands of its Dockerfile, other services, a shell) is refused by the name of what
 needs it.

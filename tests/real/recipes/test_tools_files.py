@@ -8,14 +8,17 @@ from itertools import islice
 import pytest
 import pytest_asyncio
 
+from engine.contracts import check_world
+from engine.run.journal import Journal
 from recipes.tools.exercises import exercises
 from recipes.tools.guest import TOOLS
 from recipes.tools.hidden_tests import HiddenTests
 from recipes.tools.snapshot import Bounds, Snapshot
 from recipes.tools.workspace import Workspaces
 from sandbox import Sandbox, SandboxConfig
-from tests.support.fakes import a_prompt
-from tests.support.tool_worlds import episode, tool
+from tests.support.fakes import Gate, a_prompt
+from tests.support.node import END, Setup
+from tests.support.tool_worlds import ROOM, episode, tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -176,3 +179,25 @@ async def test_a_trajectory_without_tests_is_refused(box):
     with pytest.raises(ValueError, match="tests"):
         await HiddenTests(box)(trajectory)
     assert json.loads(trajectory.states["files"]) == {"files": []}
+
+
+async def test_a_resumed_trajectory_has_the_files_that_its_calls_made(box, tmp_path):
+    """The journal of a node that was killed replays the calls, also those that draw random numbers."""
+    program = "import random\nopen('made', 'w').write(str(random.random()))\nprint(random.random())\n"
+    turns = [[tool("run_python", path="main.py") + END], [tool("read_file", path="made") + END], ["done" + END]]
+    prompt, gate = task({"main.py": program}), Gate()
+    cut_off = Setup(*turns[:2], [gate], tools=[Workspaces(box)], max_tokens=ROOM, max_turns=4)
+    async with cut_off as node, asyncio.TaskGroup() as group:
+        log = Journal(tmp_path).log(0, 0, 0)
+        running = group.create_task(node.rollouts.run(prompt, 0, 0, log=log), name="cut off")
+        await gate.started.wait()
+        running.cancel()
+    async with Setup(*turns, tools=[Workspaces(box)], max_tokens=ROOM, max_turns=4) as node:
+        trajectory = await node.rollouts.run(prompt, 0, 0, log=Journal(tmp_path).log(0, 0, 0))
+        assert len(node.replicas.made[0].requests) == 1, "only the last turn was sampled"
+    made = Snapshot.read(trajectory.states["files"]).files["made"].decode()
+    assert (trajectory.tool_uses[1].response, trajectory.discarded_tokens) == (made, 0)
+
+
+async def test_a_workspace_is_a_world(box):
+    await check_world(Workspaces(box), task({"main.py": "print(1)"}), "run_python", {"path": "main.py"})

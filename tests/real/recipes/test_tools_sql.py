@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 import pytest_asyncio
 
+from engine.contracts import check_world
 from engine.errors import BadInput
 from recipes.tools.database import Databases, SqlLimits
 from recipes.tools.generated_databases import find, questions
@@ -221,3 +222,7 @@ async def test_a_database_that_is_too_large_is_named(tmp_path):
     path, _ = spider(tmp_path)
     with pytest.raises(BadInput, match="database_bytes"):
         list(read_questions(path, DatabaseFolder(tmp_path / "database", 100)))
+
+
+async def test_a_database_is_a_world(box):
+    await check_world(Databases(box, find), question(COUNT), "execute", {"sql": "DELETE FROM purchase WHERE id = 1"})
