@@ -12,6 +12,7 @@ from engine.contracts import check_world
 from engine.run.journal import Journal
 from recipes.tools.exercises import exercises
 from recipes.tools.guest import TOOLS
+from recipes.tools.harbor import read_task
 from recipes.tools.hidden_tests import HiddenTests
 from recipes.tools.snapshot import Bounds, Snapshot
 from recipes.tools.workspace import Workspaces
@@ -19,6 +20,7 @@ from sandbox import Sandbox, SandboxConfig
 from tests.support.fakes import Gate, a_prompt
 from tests.support.node import END, Setup
 from tests.support.tool_worlds import ROOM, episode, tool
+from tests.unit.recipes.test_tools_harbor import task as folder_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -201,3 +203,14 @@ async def test_a_resumed_trajectory_has_the_files_that_its_calls_made(box, tmp_p
 
 async def test_a_workspace_is_a_world(box):
     await check_world(Workspaces(box), task({"main.py": "print(1)"}), "run_python", {"path": "main.py"})
+
+
+async def test_a_task_of_harbors_shape_is_solved_and_graded(box, tmp_path):
+    tests = "from b import f\n\ndef test_it():\n    assert f(1) == 2\n    assert open('/app/out/c.txt').read() == 'c'\n"
+    prompt = read_task(folder_of(tmp_path / "task", **{"tests/test_outputs.py": tests}))
+    solve = [
+        tool("write_file", path="/app/b.py", text="def f(x):\n    return x + 1\n"),
+        tool("write_file", path="out/c.txt", text="c"),
+    ]
+    assert (await graded(box, prompt, solve, "Done."))[0] == 1.0
+    assert (await graded(box, prompt, solve[:1], "Done."))[0] == 0.0
