@@ -33,10 +33,12 @@ from engine.ports import (
     Tool,
     ToolReply,
     ToolRunner,
+    ToolSpec,
+    World,
 )
 from engine.replica.port import Delta, Generator, KvSample, ReplicaPort, Sampling
 from engine.tools.python_tool import schema
-from engine.types import Trajectory
+from engine.types import Prompt, Trajectory
 from engine.user_parts import call
 from sandbox.wire import Limits, Outcome, SessionState, ToolResult
 
@@ -54,7 +56,7 @@ async def check_tool(tool: Tool, good: Mapping[str, Any]) -> None:
     await _check_cancellable(lambda: tool(good))
 
 
-def check_schema(tool: Tool | StatefulTool) -> None:
+def check_schema(tool: Tool | StatefulTool | ToolSpec) -> None:
     """Checks that the model is shown the JSON schema of a function with the tool's name."""
     assert isinstance(tool.name, str), "name is a string"
     assert tool.name, "name is not empty"
@@ -91,6 +93,28 @@ async def check_stateful_tool(tool: StatefulTool, good: Mapping[str, Any]) -> No
             passed = True
         assert passed, "the exception was swallowed"
         assert isinstance(await first(good), ToolReply)
+
+
+async def check_world(world: World, prompt: Prompt, tool: str, good: Mapping[str, Any]) -> None:
+    """Checks that a world opens a state of its own for each trajectory, which calls change and cancelled ones do not.
+
+    tool, good: a call that succeeds. Arguments that no tool expects are answered, and do not raise.
+    """
+    assert not callable(world), "a world that can be called is taken for a tool"
+    assert isinstance(world.name, str), "name is a string"
+    assert tool in {spec.name for spec in world.tools}, f"{tool!r} is none of the world's tools"
+    for spec in world.tools:
+        check_schema(spec)
+    async with world.open(prompt) as first, world.open(prompt) as second:
+        beginning = second.state()
+        assert type(beginning) is bytes, f"state() returns bytes, not {beginning!r}"
+        assert first.state() == beginning, "trajectories of a prompt begin from one state"
+        for arguments in (good, *ODD_ARGUMENTS):
+            reply = await first.call(tool, arguments)
+            assert isinstance(reply, ToolReply), f"a tool answers with a ToolReply, not {reply!r}"
+        assert second.state() == beginning, "a trajectory changed another one's state"
+        await _check_cancellable(lambda: second.call(tool, good))
+        assert (await second.call(tool, good)).outcome == "ok", "a call after a cancelled one succeeds"
 
 
 async def check_session_runner(runner: SessionRunner) -> None:

@@ -1,4 +1,4 @@
-"""The Protocols of a user's parts: tools, runners, rewards, selectors. Any object of the right shape fits.
+"""The Protocols of a user's parts: tools, worlds, runners, rewards, selectors. Any object of the right shape fits.
 
 The small ones show an implementation of at most 20 lines; `engine.contracts` has a check per Protocol that you can run
 on an implementation of your own.
@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from engine.types import Trajectory
+from engine.types import Prompt, Trajectory
 from sandbox.wire import Limits, Outcome, ToolResult
 
 OUTCOMES = (*get_args(Outcome), "malformed")  # outcomes of a ToolReply
@@ -85,6 +85,63 @@ class StatefulTool(Protocol):
         A trajectory that moves to another replica does not leave it. One that never calls the tool enters it too, so a
         costly start belongs in the first call. Leaving must end by itself: the trajectory's deadline does not cover it.
         Calls of one turn start in their order and may overlap.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolSpec:
+    """What the model is shown of a world's tool. parameters: a JSON schema of the arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+class OpenWorld(Protocol):
+    """The world of one trajectory."""
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolReply:
+        """Runs one of the world's tools. It never raises because of its arguments.
+
+        Calls of one turn start in their order and may overlap. A call that is cancelled leaves the state as it was.
+        """
+        ...
+
+    def state(self) -> bytes:
+        """Returns the state after the last call that ended, which the reward finds in `Trajectory.states`."""
+        ...
+
+
+class World(Protocol):
+    """Several tools on one state, of which each trajectory opens one of its own, made for its prompt.
+
+    class Counter:  # begins at a number that the prompt names
+        name = "counter"
+        tools = (ToolSpec(name="add", description="Adds one.", parameters={"type": "object", "properties": {}}),)
+        @asynccontextmanager
+        async def open(self, prompt):
+            yield Count(int(prompt.metadata["start"]))
+    class Count:
+        def __init__(self, count):
+            self.count = count
+        async def call(self, tool, arguments):
+            self.count += 1
+            return ToolReply(outcome="ok", text=str(self.count))
+        def state(self):
+            return str(self.count).encode()
+
+    `name` is the key of `Trajectory.states`. After a resume the recorded calls are run again, as those of a
+    StatefulTool, and have to answer as they did.
+    """
+
+    name: str
+    tools: Sequence[ToolSpec]
+
+    def open(self, prompt: Prompt) -> AbstractAsyncContextManager[OpenWorld]:
+        """Returns a context that is entered when a trajectory begins, and left when it has ended or was cancelled.
+
+        What `StatefulTool.open` promises holds here too.
         """
         ...
 

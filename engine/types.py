@@ -255,7 +255,8 @@ class Trajectory:
     before new weights made it begin again. segments: further token sequences, if an agent did not only append to its
     history. answer: the answer that a user's agent returned. scores: by name, the scores that make up the reward, and
     others that are only reported; None: it could not be computed. end_of_turn: the text of the token that ends a turn
-    in the chat template; "" if it is not known.
+    in the chat template; "" if it is not known. states: by the name of a world (`engine.ports.World`), its state when
+    the trajectory ended; the journal keeps it for the reward, the record does not.
     """
 
     prompt: Prompt
@@ -278,6 +279,7 @@ class Trajectory:
     segments: tuple[Segment, ...] = ()
     answer: str | None = None
     end_of_turn: str = ""
+    states: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _set_read_only(self)

@@ -23,7 +23,14 @@ from bench.measuring.metric import Kind
 from bench.measuring.result import Result
 from engine.assembly.named_parts import load_reward, load_tool
 from engine.assembly.parts import Parts
-from engine.contracts import check_group_reward, check_reward, check_selector, check_stateful_tool, check_tool
+from engine.contracts import (
+    check_group_reward,
+    check_reward,
+    check_selector,
+    check_stateful_tool,
+    check_tool,
+    check_world,
+)
 from engine.gateway.agent import Endpoint
 from engine.pipeline.pipeline import Pipeline, Stage
 from engine.ports import Grade
@@ -74,6 +81,7 @@ def solved(answer: str, reward: float | None = None, sampled: int = 5) -> Trajec
         "stage",
         "tool",
         "stateful tool",
+        "world",
         "mcp tools",
         "reward",
         "weighted reward",
@@ -136,6 +144,15 @@ async def test_the_stateful_tool() -> None:
     async with notes.open() as pad:
         assert (await pad({"text": "three"})).text == "three"
     await check_stateful_tool(notes, {"text": "one"})
+
+
+async def test_the_world() -> None:
+    names = defined("world")
+    prompt = replace(solved("42").prompt, metadata={"on": False})
+    async with names["Lamps"]().open(prompt) as lamp:
+        assert (await lamp.call("press", {})).text == "on"
+        assert lamp.state() == b"on"
+    await check_world(names["Lamps"](), prompt, "press", {})
 
 
 async def test_the_reward() -> None:
@@ -275,7 +292,7 @@ def test_every_page_with_examples_is_run() -> None:
     assert found == pages | {
         "recipes/README.md": 11,  # of the gallery, which test_gallery.py compares with the recipes, and my.py
         "recipes/agents.md": 4,
-        "recipes/parts.md": 12,
+        "recipes/parts.md": 13,
         "recipes/runs.md": 1,
         "recipes/evaluating.md": 2,
         "recipes/notebook.md": 3,

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.assembly.wiring import check_tools
 from engine.fleet.fleet import Fleet
-from engine.ports import StatefulTool, Tool
+from engine.ports import StatefulTool, Tool, World
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.rollout import RolloutConfig, Rollouts
 from engine.telemetry.timeline import Timeline
@@ -39,10 +39,11 @@ class Parts:
             raise ValueError("sandbox must be set in the configuration to run programs, got None")
         return self.sandbox_if_any
 
-    def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:
+    def rollouts(self, tools: Sequence[Tool | StatefulTool | World | Callable[..., Any]]) -> Rollouts:
         """Returns rollouts on the replicas with these tools; `Rollouts.with_config` gives them another budget.
 
-        A typed function is a tool too: the model is shown its name, docstring and parameters.
+        A typed function is a tool too: the model is shown its name, docstring and parameters. A world gives all of its
+        tools.
         """
         check_tools(tools)
         return Rollouts(self.rollout, self.chat, self.fleet, tools, self.timeline, self.seed)

@@ -66,7 +66,7 @@ from engine.learner.process import LearnerProcess, LearnerProcessConfig
 from engine.pipeline.leases import Leases
 from engine.pipeline.pipeline import Inbox, Outbox, Pipeline, Stage, StageStats
 from engine.pipeline.worker_clock import Period
-from engine.ports import GroupReward, Reward, StatefulTool, Tool
+from engine.ports import GroupReward, Reward, StatefulTool, Tool, World
 from engine.recipe import Run
 from engine.recording.groups import Explain
 from engine.recording.in_flight import keep_written
@@ -215,7 +215,7 @@ class Training:
         """Returns the sandbox. Raises ValueError if the configuration has none."""
         return self._parts.sandbox
 
-    def rollouts(self, tools: Sequence[Tool | StatefulTool | Callable[..., Any]]) -> Rollouts:
+    def rollouts(self, tools: Sequence[Tool | StatefulTool | World | Callable[..., Any]]) -> Rollouts:
         """Returns rollouts on the run's replicas with these tools (`Parts.rollouts`)."""
         rollouts = self._parts.rollouts(tools)
         self._rollouts.append(rollouts)

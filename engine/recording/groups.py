@@ -126,7 +126,7 @@ def _without_tokens(group: Group) -> Group:
 
 def _bare(member: Trajectory) -> Trajectory:
     segments = tuple(replace(segment, **_NO_TOKENS) for segment in member.segments)
-    return replace(member, prompt=NO_PROMPT, text="", segments=segments, **_NO_TOKENS)
+    return replace(member, prompt=NO_PROMPT, text="", segments=segments, states={}, **_NO_TOKENS)
 
 
 def _tokens(part: Trajectory | Segment, *, whole: bool, learner: LearnerNumbers | None) -> PartTokens:

@@ -28,12 +28,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from engine import user_parts as parts
-from engine.errors import BadInput, first_error
+from engine.errors import first_error
 from engine.fleet.fleet import Fleet, Superseded
-from engine.ports import StatefulTool, Tool
+from engine.ports import StatefulTool, Tool, World
 from engine.replica.port import ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.rollout.deadline import TrajectoryDeadline
+from engine.rollout.open_tools import OfferedTool, OpenTools, WorldTool, offered
 from engine.rollout.token_buffer import TokenBuffer
 from engine.rollout.tool_call_parser import CLOSE, MalformedCall, ToolCall
 from engine.rollout.turn import PendingToolCall, ToolLost, TurnInProgress
@@ -41,7 +42,6 @@ from engine.run.journal import Journal, Log
 from engine.run.journal_records import Piece, join_pieces
 from engine.telemetry.in_flight import Watched, unwatched
 from engine.telemetry.timeline import Timeline
-from engine.tools.function_tool import as_tools
 from engine.tools.python_tool import schema
 from engine.types import Boundary, Prompt, RolloutError, StopReason, ToolUse, Trajectory, Turn
 from sandbox.require import at_least, none_or, one_of, positive, require, require_fields, within
@@ -141,23 +141,20 @@ class Rollouts:
         config: RolloutConfig,
         chat: ChatTemplate,
         fleet: Fleet,
-        tools: Sequence[Tool | StatefulTool | Callable[..., Any]],
+        tools: Sequence[Tool | StatefulTool | World | Callable[..., Any]],
         timeline: Timeline,
         seed: int,
     ) -> None:
-        """tools: a plain function becomes a FunctionTool. Raises BadInput for two tools of one name, TemplateError if
-        the template is unusable with the tools.
+        """tools: a plain function becomes a FunctionTool, and a world gives all of its tools.
+
+        Raises BadInput for two tools of one name, TemplateError if the template is unusable with the tools.
         """
-        tools = as_tools(tools)
-        if len({tool.name for tool in tools}) < len(tools):
-            names = [tool.name for tool in tools]
-            raise BadInput(f"tools must have different names, got {names}. Fix: rename one, or leave it out")
+        self._given, self._tools = tools, offered(tools)
         self.config = config
         self.seed = seed
         self.call_closing_tokens = chat.tokens_completing(CLOSE)
         self._chat = chat
         self._fleet = fleet
-        self._tools = tools
         self._timeline = timeline
         self._counts = _Counts()
         self._offers: dict[tuple[str, ...] | None, _Offer] = {}
@@ -179,7 +176,7 @@ class Rollouts:
 
     def on(self, fleet: Fleet, timeline: Timeline) -> Rollouts:
         """Returns a copy for another fleet, which nobody else may use."""
-        return Rollouts(self.config, self._chat, fleet, self._tools, timeline, self.seed)
+        return Rollouts(self.config, self._chat, fleet, self._given, timeline, self.seed)
 
     def _offer(self, names: tuple[str, ...] | None, prompt_id: str = "") -> _Offer:
         """Returns what a prompt that names these tools is offered. Raises ValueError for an unknown tool."""
@@ -189,7 +186,9 @@ class Rollouts:
             if unknown:
                 raise ValueError(f"prompt {prompt_id}: no tool {unknown[0]!r}. Fix: name one of {', '.join(known)}")
             tools = self._tools if names is None else [known[name] for name in dict.fromkeys(names)]
-            shown = self._chat.with_tools([schema(tool) for tool in tools])
+            shown = self._chat.with_tools(
+                [schema(tool.spec if isinstance(tool, WorldTool) else tool) for tool in tools]
+            )
             self._offers[names] = _Offer(tools=tools, chat=shown)
         return self._offers[names]
 
@@ -214,28 +213,11 @@ class Rollouts:
                     log.begin(log.discarded + sum(turn.end - turn.start for turn in rollout.turns), tally.tokens)
 
 
-async def _opened(tool: StatefulTool, opened: AsyncExitStack) -> Tool:
-    """Returns a trajectory's tool, which `opened` closes. Raises WrongPart if the tool's `open` gives none."""
-    with parts.no_exit("tool", tool):
-        made = tool.open()
-        if not hasattr(made, "__aenter__"):
-            raise parts.WrongPart(
-                f"open() of the tool {tool.name} ({type(tool).__name__}) gave {made!r:.100}. "
-                "Fix: @asynccontextmanager above async def open(self), which yields a tool"
-            )
-        entered = await opened.enter_async_context(made)
-        if not callable(entered):
-            raise parts.WrongPart(
-                f"open() of the tool {tool.name} ({type(tool).__name__}) yielded {entered!r:.100}. Fix: yield a tool"
-            )
-        return entered
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Offer:
     """The tools that a model may call, and the chat that shows them."""
 
-    tools: Sequence[Tool | StatefulTool]
+    tools: Sequence[OfferedTool]
     chat: ChatTemplate
 
 
@@ -262,7 +244,7 @@ class _Rollout:
         self.longest = self.config.longest(self.prompt_tokens)
         self.turns: list[Turn] = []
         self.text: list[str] = []
-        self.tools: dict[str, Tool] = {}
+        self.tools = OpenTools()
         if log.pieces:
             so_far = join_pieces(log.pieces)
             self.buffer = TokenBuffer.of(so_far.token_ids_T, so_far.sampled_T, so_far.logprobs_T, so_far.versions_T)
@@ -276,8 +258,7 @@ class _Rollout:
         error, stop = None, None
         try:
             async with deadline.timeout() as budget:
-                for tool in self.offer.tools:
-                    self.tools[tool.name] = tool if callable(tool) else await _opened(tool, opened)
+                await self.tools.open(self.offer.tools, self.prompt, opened)
                 await self._rebuild()
                 stop = await self._turns(lane)
         except TimeoutError:
@@ -305,6 +286,7 @@ class _Rollout:
             error=error,
             discarded_tokens=self.log.discarded,
             end_of_turn=self.chat.end_of_turn_text,
+            states=self.tools.states(),
         )
 
     async def _rebuild(self) -> None:
@@ -316,7 +298,7 @@ class _Rollout:
             raise Superseded(f"trajectory {self.key} began under version {self.buffer.version}")
         stateful = {tool.name for tool in self.offer.tools if not callable(tool)}
         for use in [use for turn in self.turns for use in turn.tool_uses if use.executed and use.name in stateful]:
-            reply = await parts.call("tool", self.tools[use.name], json.loads(use.arguments))
+            reply = await parts.call("tool", self.tools.by_name[use.name], json.loads(use.arguments))
             if (reply.outcome, reply.text) != (use.outcome, use.response):
                 raise Superseded(f"trajectory {self.key}: a call that was run again now answers {reply.text!r}")
 
@@ -476,14 +458,14 @@ class _Rollout:
         lane = lanes.take()
         pending = PendingToolCall.closed(name=call.name, arguments=arguments, now=now, lane=lane)
         turn.calls.append(pending)
-        running = pending.run(self.tools[call.name], call.arguments, self.timeline)
+        running = pending.run(self.tools.by_name[call.name], call.arguments, self.timeline)
         task = tools.create_task(running, name=f"tool-{self.key}-{len(turn.calls)}")
         task.add_done_callback(lambda _: lanes.give(lane))
 
     def _refusal(self, call: ToolCall, turn: TurnInProgress) -> str | None:
         """Returns why a call may not run, for the model to read, or None."""
-        if call.name not in self.tools:
-            return f"NameError: no tool {call.name!r} (there is: {', '.join(self.tools)})"
+        if call.name not in self.tools.by_name:
+            return f"NameError: no tool {call.name!r} (there is: {', '.join(self.tools.by_name)})"
         if self._is_surplus(turn):
             return f"LimitError: at most {self.config.max_calls_per_turn} calls"
         return None

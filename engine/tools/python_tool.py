@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.ports import Session, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner
+from engine.ports import Session, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner, ToolSpec
 from engine.tools.python_feedback import Feedback, joined, traceback_feedback
 from sandbox.require import at_least, require
 from sandbox.wire import Limits, ToolResult, encode_code
@@ -31,7 +31,7 @@ PYTHON_PARAMETERS: Mapping[str, Any] = {
 }
 
 
-def schema(tool: Tool | StatefulTool) -> dict[str, Any]:
+def schema(tool: Tool | StatefulTool | ToolSpec) -> dict[str, Any]:
     """Returns what a chat template shows the model of a tool: a JSON schema in the form of OpenAI's function calls.
 
     It has the tool's `description` and `parameters` (a JSON schema). Without them the first paragraph of a docstring,

@@ -1,0 +1,111 @@
+"""Reads text-to-SQL sets in the shape of Spider and BIRD as prompts: rows with db_id, question and query (or SQL, sql),
+and a folder with DB_ID/DB_ID.sqlite or DB_ID.sqlite.
+
+Further .sqlite files in the folder of a database, as the test suites of Zhong et al. (2020) have them, are databases
+with the same tables and other rows: an answer must be right on each of them, and the model sees the first one only.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from engine.errors import BadInput
+from engine.types import Prompt
+from recipes.tools.generated_databases import ANSWER
+
+REFERENCE = ("query", "SQL", "sql")
+
+
+class DatabaseFolder:
+    """Finds databases by name in a folder. most_bytes: the largest that is read (`SqlLimits.database_bytes`)."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.folder, self.most_bytes = Path(folder), most_bytes
+        self.find = lru_cache(maxsize=64)(self._find)
+
+    def _find(self, name: str) -> bytes:
+        """Returns the bytes of DB_ID or DB_ID/FILE. Raises KeyError if there is none, BadInput for one too large."""
+        path = self._path(name)
+        size = path.stat().st_size
+        if size > self.most_bytes:
+            raise BadInput(
+                f"{path} has {size} bytes, more than the {self.most_bytes} that each call may carry. "
+                "Fix: raise database_bytes, or leave its questions out"
+            )
+        return path.read_bytes()
+
+    def _path(self, name: str) -> Path:
+        known = [*self.folder.glob("*.sqlite"), *self.folder.glob("*/*.sqlite")]  # a name is never made a path
+        database, _, file = name.partition("/")
+        wanted = {f"{database}/{file}.sqlite"} if file else {f"{database}/{database}.sqlite", f"{database}.sqlite"}
+        for path in known:
+            if path.relative_to(self.folder).as_posix() in wanted:
+                return path
+        raise KeyError(name)
+
+    def others(self, name: str) -> list[str]:
+        """Returns the names of the further databases of one."""
+        files = sorted(each.stem for each in self.folder.glob("*/*.sqlite") if each.parent.name == name)
+        return [f"{name}/{file}" for file in files if file != name]
+
+    def schema(self, name: str) -> str:
+        """Returns the CREATE statements of a database. Raises BadInput for a file that is none."""
+        database = sqlite3.connect(":memory:")
+        try:
+            database.deserialize(self.find(name))
+            rows = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
+        except sqlite3.Error as error:
+            raise BadInput(f"{self._path(name)} is no SQLite database: {error}") from error
+        finally:
+            database.close()
+        return ";\n".join(str(sql) for (sql,) in rows) + ";"
+
+
+def read_questions(path: Path, databases: DatabaseFolder) -> Iterator[Prompt]:
+    """Yields a prompt for each row of a JSON or JSONL file. Raises BadInput, which names file, row and field."""
+    for number, row in enumerate(_rows(path)):
+        where = f"{path}, row {number}"
+        if not isinstance(row, Mapping):
+            raise BadInput(f"{where} must be an object, got {row!r:.60}")
+        name, question = (_field(row, (field,), where) for field in ("db_id", "question"))
+        try:
+            schema = databases.schema(name)
+        except KeyError:
+            raise BadInput(f"{where}: db_id {name!r} has no {name}/{name}.sqlite in {databases.folder}") from None
+        evidence = f" {row['evidence']}" if row.get("evidence") else ""
+        metadata = {"database": name, "sql": _field(row, REFERENCE, where), "also": databases.others(name)}
+        content = f"{schema}\n\n{question}{evidence} {ANSWER}"
+        messages = ({"role": "user", "content": content},)
+        tools = ("query",)
+        yield Prompt(
+            id=f"{path.stem}-{number}", messages=messages, answer="", tools=tools, source=name, metadata=metadata
+        )
+
+
+def _rows(path: Path) -> list[Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        rows = (
+            json.loads(text)
+            if text.lstrip().startswith("[")
+            else [json.loads(line) for line in text.splitlines() if line]
+        )
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"{path} is neither a JSON list nor JSON lines: {error}") from error
+    if not rows:
+        raise BadInput(f"{path} has no rows")
+    return list(rows)
+
+
+def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> str:
+    for name in names:
+        if isinstance(row.get(name), str) and row[name].strip():
+            return str(row[name])
+    raise BadInput(f"{where} has no text under {' or '.join(names)}; it has {', '.join(map(str, row))}")

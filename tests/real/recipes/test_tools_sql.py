@@ -1,0 +1,228 @@
+"""Databases of recipes/tools: whole episodes of scripted models, graded in real jails."""
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import pytest_asyncio
+
+from engine.contracts import check_world
+from engine.errors import BadInput
+from recipes.tools.database import Databases, SqlLimits
+from recipes.tools.generated_databases import find, questions
+from recipes.tools.guest import TOOLS
+from recipes.tools.spider import DatabaseFolder, read_questions
+from recipes.tools.sql_reward import SqlReward, WrongReference
+from sandbox import Sandbox, SandboxConfig
+from tests.support.fakes import a_prompt
+from tests.support.tool_worlds import episode, tool
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+COUNT = {"database": "shop-1", "sql": "SELECT count(*) FROM customer WHERE city = 'Oslo'", "also": ["shop-70001"]}
+ORDERED = {"database": "shop-1", "sql": "SELECT name FROM product ORDER BY name"}
+RAISED = {"database": "shop-1", "changes": ["UPDATE product SET price = price + 3 WHERE name = 'lamp'"]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def box():
+    async with Sandbox(SandboxConfig(slots=4, tiers=(TOOLS,))) as sandbox:
+        yield sandbox
+
+
+def question(metadata, number=0):
+    return replace(a_prompt(number, "How many?"), metadata=metadata)
+
+
+async def graded(box, metadata, *turns, **options):
+    trajectory = await episode(Databases(box, find), question(metadata), *turns)
+    return await SqlReward(box, find, **options)(trajectory), trajectory
+
+
+async def test_a_model_that_asks_and_answers_gets_1(box):
+    look = [
+        tool("query", sql="PRAGMA table_info(customer)"),
+        tool("query", sql="SELECT name, city FROM customer LIMIT 2"),
+    ]
+    answer = "<answer>SELECT count(id) AS n FROM customer WHERE city LIKE 'oslo';</answer>"
+    reward, trajectory = await graded(box, COUNT, look, answer)
+    assert reward == 1.0
+    info, rows = trajectory.tool_uses
+    assert [use.outcome for use in (info, rows)] == ["ok", "ok"]
+    assert "city" in info.response
+    assert rows.response.splitlines()[0] == "name | city"
+    assert len(rows.response.splitlines()) == 3
+    assert trajectory.states == {"database": b""}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<answer>SELECT count(*) FROM customer</answer>",
+        "<answer>SELECT coun(*) FROM customer</answer>",
+        "<answer></answer>",
+        "<answer>DELETE FROM customer</answer>",
+        "SELECT count(*) FROM customer WHERE city = 'Oslo'",
+        "There are 2.",
+        "<answer>SELECT count(*) FROM customer WHERE city = 'Oslo'; SELECT 1</answer>",
+        "<answer>WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT max(n) FROM r</answer>",
+    ],
+)
+async def test_a_wrong_answer_gets_0(box, answer):
+    assert (await graded(box, COUNT, answer))[0] == 0.0
+
+
+async def test_a_number_that_is_right_by_chance_is_not_enough(box):
+    right = sqlite3.connect(":memory:")
+    right.deserialize(find("shop-1"))
+    [(count,)] = right.execute(COUNT["sql"]).fetchall()
+    right.deserialize(find("shop-70001"))
+    assert right.execute(COUNT["sql"]).fetchall() != [(count,)], "the second database must differ for this test"
+    right.close()
+    answer = f"<answer>SELECT {count}</answer>"
+    assert (await graded(box, {**COUNT, "also": []}, answer))[0] == 1.0
+    assert (await graded(box, COUNT, answer))[0] == 0.0
+
+
+async def test_the_order_counts_where_the_reference_has_one_or_as_the_recipe_says(box):
+    backwards = "<answer>SELECT name FROM product ORDER BY name DESC</answer>"
+    assert (await graded(box, ORDERED, backwards))[0] == 0.0
+    assert (await graded(box, ORDERED, backwards, order="never"))[0] == 1.0
+    unordered = {**ORDERED, "sql": "SELECT name FROM product"}
+    assert (await graded(box, unordered, backwards))[0] == 1.0
+    assert (await graded(box, unordered, backwards, order="always"))[0] == 0.0
+
+
+async def test_a_change_is_graded_by_what_it_leaves(box):
+    change = tool(
+        "execute", sql="UPDATE product SET price = price + 3 WHERE id = (SELECT id FROM product WHERE name = 'lamp')"
+    )
+    reward, trajectory = await graded(box, RAISED, change, [tool("query", sql="SELECT 1")], "Done.")
+    assert (reward, trajectory.tool_uses[0].response) == (1.0, "1 rows changed")
+    for wrong in (
+        [],
+        [change, change],
+        [tool("execute", sql="UPDATE product SET price = price + 3")],
+        [change, tool("execute", sql="CREATE TABLE more (id)")],
+        [tool("execute", sql="DROP TABLE product")],
+        [tool("query", sql="UPDATE product SET price = price + 3 WHERE name = 'lamp'")],
+    ):
+        reward, _ = await graded(box, RAISED, *([wrong] if wrong else []), "I have done it.")
+        assert reward == 0.0, wrong
+    assert find("shop-1") == find.__wrapped__("shop-1"), "what is shared has not changed"
+
+
+async def test_a_statement_that_fails_changes_nothing_and_is_told(box):
+    turn = [
+        tool("execute", sql="INSERT INTO customer VALUES (1, 'Twice', 'Oslo')"),
+        tool("execute", sql="INSERT INTO custommer VALUES (1)"),
+        tool("execute", sql="BEGIN"),
+        tool("query", sql="SELECT 1; SELECT 2"),
+        tool("query", sql=3),
+        tool("query"),
+        tool("query", sql=""),
+    ]
+    trajectory = await episode(Databases(box, find), question(RAISED), turn, "Done.")
+    assert [use.outcome for use in trajectory.tool_uses] == ["error"] * 6 + ["ok"]
+    assert "UNIQUE" in trajectory.tool_uses[0].response
+    assert "no such table" in trajectory.tool_uses[1].response
+    assert trajectory.states == {"database": b""}
+
+
+async def test_members_of_a_group_change_copies_of_their_own(box):
+    async def member(number):
+        turns = [
+            tool("execute", sql=f"UPDATE product SET price = {number}"),
+            tool("query", sql="SELECT max(price) FROM product"),
+        ]
+        return (await episode(Databases(box, find), question(RAISED), turns, "x", sample=number)).tool_uses[-1].response
+
+    assert await asyncio.gather(*map(member, range(6))) == [f"max(price)\n{n}" for n in range(6)]
+
+
+async def test_what_is_read_is_bounded(box):
+    world = Databases(box, find, SqlLimits(rows=3, output_chars=60))
+    turn = [
+        tool("query", sql="WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r LIMIT 99) SELECT n FROM r"),
+        tool("query", sql="SELECT printf('%.*c', 500000, 'x')"),
+    ]
+    rows, long = (await episode(world, question(COUNT), turn, "x")).tool_uses
+    assert rows.response.splitlines() == ["n", "1", "2", "3", "(more rows)"]
+    assert len(long.response) <= 60
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+async def test_references_of_the_generated_questions_are_right_and_others_are_not(box, split):
+    reward, asked = SqlReward(box, find), list(islice(questions(split, 3), 24))
+    assert len({prompt.id for prompt in asked}) == 24
+    assert len(Counter(prompt.source for prompt in asked)) == 4
+    for prompt in asked:
+        metadata = prompt.metadata
+        if "sql" in metadata:
+            right, wrong = [f"<answer>{metadata['sql']}</answer>"], ["<answer>SELECT 'no'</answer>"]
+        else:
+            right, wrong = [tool("execute", sql=metadata["changes"][0]), "Done."], ["Done."]
+        assert await reward(await episode(Databases(box, find), prompt, *right)) == 1.0, prompt
+        if "sql" in metadata:
+            assert await reward(await episode(Databases(box, find), prompt, *wrong)) == 0.0, prompt
+
+
+async def test_a_reference_that_does_not_run_is_named(box):
+    with pytest.raises(WrongReference, match=r"p0.*no such table"):
+        await graded(box, {"database": "shop-1", "sql": "SELECT 1 FROM nowhere"}, "<answer>SELECT 1</answer>")
+    with pytest.raises(ValueError, match=r"p0.*unknown"):
+        await graded(box, {**COUNT, "database": "shop"}, "x")
+
+
+def spider(folder, *, rows=None, size=3):
+    place = folder / "database" / "pets"
+    place.mkdir(parents=True)
+    for name, count in (("pets", size), ("pets_2", size + 2)):
+        database = sqlite3.connect(place / f"{name}.sqlite")
+        database.execute("CREATE TABLE pet (id INTEGER PRIMARY KEY, kind TEXT)")
+        database.executemany("INSERT INTO pet VALUES (?, 'dog')", [(n,) for n in range(count)])
+        database.commit()
+        database.close()
+    row = {"db_id": "pets", "question": "How many?", "query": "SELECT count(*) FROM pet"}
+    (folder / "dev.json").write_text(json.dumps([row] if rows is None else rows))
+    return folder / "dev.json", DatabaseFolder(folder / "database", 1 << 20)
+
+
+async def test_rows_of_spider_are_graded_on_every_database_of_their_folder(box, tmp_path):
+    path, databases = spider(tmp_path)
+    [prompt] = read_questions(path, databases)
+    assert "CREATE TABLE pet" in prompt.messages[0]["content"]
+    reward = SqlReward(box, databases.find)
+    for answer, value in (("SELECT count(id) FROM pet", 1.0), ("SELECT 3", 0.0)):
+        trajectory = await episode(Databases(box, databases.find), prompt, f"<answer>{answer}</answer>")
+        assert await reward(trajectory) == value
+
+
+@pytest.mark.parametrize(
+    ("rows", "word"),
+    [
+        ([], "no rows"),
+        (["x"], "object"),
+        ([{"db_id": "pets", "question": "?"}], "query or SQL"),
+        ([{"db_id": "../pets", "question": "?", "query": "SELECT 1"}], "db_id"),
+        ([{"db_id": "cats", "question": "?", "query": "SELECT 1"}], "cats"),
+        ([{"db_id": "pets", "question": "?", "query": {"sel": 1}}], "query"),
+    ],
+)
+async def test_a_row_that_is_no_question_is_named(tmp_path, rows, word):
+    path, databases = spider(tmp_path, rows=rows)
+    with pytest.raises(BadInput, match=word):
+        list(read_questions(path, databases))
+
+
+async def test_a_database_that_is_too_large_is_named(tmp_path):
+    path, _ = spider(tmp_path)
+    with pytest.raises(BadInput, match="database_bytes"):
+        list(read_questions(path, DatabaseFolder(tmp_path / "database", 100)))
+
+
+async def test_a_database_is_a_world(box):
+    await check_world(Databases(box, find), question(COUNT), "execute", {"sql": "DELETE FROM purchase WHERE id = 1"})
