@@ -32,11 +32,10 @@ class TopK:
     """Adds the divergence of each position to a policy loss, which takes the advantages as ever.
 
     direction: "reverse" is KL(student || teacher), which keeps the student to what the teacher would do; "forward" is
-    KL(teacher || student), which makes it cover all of that. Both are over K + 1 events: the K likeliest tokens of the
-    teacher,
-    and any other token. That is a lower bound of the divergence over the vocabulary, never below 0. The gradient
-    goes through the learner's log-probabilities of these tokens, not through what was sampled before them (as in GKD,
-    arXiv 2306.13649); nothing is clipped.
+    KL(teacher || student), which makes it cover all that the teacher would do. Both are over K + 1 events: the K
+    likeliest tokens of the teacher, and any other token. That is a lower bound of the divergence over the vocabulary,
+    and never below 0. The gradient goes through the learner's log-probabilities of these tokens, not through what was
+    sampled before them (as in GKD, arXiv 2306.13649); nothing is clipped.
 
     >>> TopK(direction="both")
     Traceback (most recent call last):
@@ -72,11 +71,11 @@ class TopK:
         """
         from algo.loss.interface import aggregated
 
-        loss, counts = self.policy(tokens, totals)
         student_MK, teacher_MK = tokens.top_logprobs_MK, tokens.teacher_logprobs_MK
-        if student_MK is None or teacher_MK is None:
-            if len(tokens.logprobs_M):
-                raise ValueError("TopK needs a batch with teacher_ids_NK, got none. Fix: a teacher with top >= 1")
+        if student_MK is None and len(tokens.logprobs_M):
+            raise ValueError("TopK needs a batch with teacher_ids_NK, got none. Fix: a teacher with top >= 1")
+        loss, counts = self.policy(tokens, totals)
+        if student_MK is None or teacher_MK is None:  # a microbatch that only fills up
             return loss, counts | {"teacher_kl": loss.detach() * 0.0}
         kl_M = divergence(student_MK, teacher_MK, self.direction)
         added = self.coef * aggregated(kl_M, tokens, totals, self.aggregate)

@@ -145,8 +145,9 @@ def _of_row(row: Any, token: int, top: int) -> tuple[float, list[tuple[int, floa
     """
     try:
         own = float(row[str(token)]["logprob"])
-        ranked = sorted((entry["rank"], int(number), float(entry["logprob"])) for number, entry in row.items())
-    except (KeyError, TypeError, ValueError):
+        entries = [(entry.get("rank"), int(number), float(entry["logprob"])) for number, entry in row.items()]
+        ranked = sorted(entry for entry in entries if entry[0] is not None)
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"prompt_logprobs of token {token} must hold its logprob and rank, got {row!r:.200}") from None
     likeliest = [(number, value) for rank, number, value in ranked if rank <= top][:top]
     if len(likeliest) < top:
