@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from algo.eval_stats import Interval, mean_of_runs
 from engine.console.options import parse
@@ -86,7 +86,24 @@ def main(config: Config) -> None:
     print(f"\n{text}\n\nwritten: {config.folder}/compare.md, compare.json, compare.png")
 
 
-def run_all(config: Config, launch: Callable[[Path, dict[str, Any]], None], say: Callable[[str], None]) -> None:
+class Runs(Protocol):
+    """Runs of several methods and seeds, in one folder."""
+
+    @property
+    def seeds(self) -> int: ...
+
+    @property
+    def algorithms(self) -> Sequence[str]: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    def options(self, algorithm: str, seed: int) -> dict[str, Any]:
+        """Returns the options that make a run."""
+        ...
+
+
+def run_all(config: Runs, launch: Callable[[Path, dict[str, Any]], None], say: Callable[[str], None]) -> None:
     """Makes the missing runs, seed by seed, so that an early end leaves pairs. launch(folder, options) makes one."""
     todo = [(algorithm, seed) for seed in range(config.seeds) for algorithm in config.algorithms]
     seconds: list[float] = []
@@ -143,9 +160,14 @@ def _end(folder: Path) -> str:
 
 
 def quickstart(folder: Path, options: dict[str, Any]) -> None:
+    """Makes one run of the quick start (`in_process`)."""
+    in_process(QUICKSTART, folder, options)
+
+
+def in_process(program: Path, folder: Path, options: dict[str, Any]) -> None:
     """Makes one run in a process of its own, which prints to <folder>.log. Ends this program when it fails."""
     arguments = [f"{name}={value}" for name, value in options.items()]
-    command = [sys.executable, str(QUICKSTART), f"runs={folder.parent}", f"name={folder.name}", *arguments]
+    command = [sys.executable, str(program), f"runs={folder.parent}", f"name={folder.name}", *arguments]
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
@@ -180,7 +202,7 @@ def compare(config: Config) -> Comparison:
     seconds: dict[str, float] = {}
     for name in config.algorithms:
         folders = [config.folder / f"{name}-{seed}" for seed in range(config.seeds)]
-        rows = [row for folder in folders for row in _rows(folder / "metrics.jsonl")]
+        rows = [row for folder in folders for row in rows_of_run(folder)]
         for metric in METRICS:
             curves[metric][name] = _by_step(rows, metric)
         summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
@@ -193,8 +215,9 @@ def compare(config: Config) -> Comparison:
     return Comparison(curves=curves, seconds=seconds, versions=summaries[0]["versions"])
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def rows_of_run(folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a run's metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def _by_step(rows: Sequence[dict[str, Any]], metric: str) -> dict[int, list[float]]:

@@ -117,6 +117,7 @@ class ScriptedReplica:
         self.canary = np.zeros(3, np.float32)
         self.scored: list[tuple[list[int], int]] = []
         self.score_gate: Gate | None = None
+        self.dies_of_scoring = False
         self.start_error: Exception | None = None
         self.fail_updates = 0
         self.update_gate: Gate | None = None
@@ -276,6 +277,8 @@ class ScriptedReplica:
         try:
             if self.score_gate is not None:
                 await self.score_gate.passed()
+                if self.dies_of_scoring:
+                    self.die()
                 self._alive()
         finally:
             self.in_flight -= 1
