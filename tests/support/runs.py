@@ -20,7 +20,7 @@ SMALL = ["eval_problems=8", "prompts_per_step=4", "group_size=2"]
 NOT_COMPARED = (
     *("time/", "nodes/", "stage/", "kv_peak/", "kv/", "host/", "gpu/", "replicas/"),
     *("tools/latency", "tools/queue", "tools/run_", "tools/overlap"),
-    *("prefix_hit_rate", "peak_bytes", "trajectories_resumed"),
+    *("prefix_hit_rate", "peak_bytes", "trajectories_resumed", "distill/overlap"),
 )
 
 
