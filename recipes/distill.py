@@ -5,7 +5,7 @@
 
 The student is the tiny agent before its reinforcement, the task that of the quick start. A teacher is a folder, which a
 replica beside the student's serves, or a server: `rocstar gateway`, or vLLM's own. It may be of another size, and must
-have the student's vocabulary. recipes/parts.md ("A teacher") says what is learnt, and how to distil another pair.
+have the student's vocabulary. recipes/distill.md says what is learnt, and how to distil another pair.
 """
 
 from __future__ import annotations
