@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from tests.support.paths import ROOT, TINY
+from tests.support.paths import ROCSTAR, ROOT, TINY
 from tests.support.runs import Run, metrics, numbers
 
 DISTILL = [sys.executable, "-u", str(ROOT / "recipes" / "distill.py")]
@@ -79,8 +79,8 @@ def test_a_teacher_like_the_student_teaches_nothing(tmp_path: Path) -> None:
 def test_a_teacher_behind_our_gateway_teaches_as_one_in_a_folder_does(
     started: list[Run], larger: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-u", "-m", "engine.programs.rocstar", "gateway", f"checkpoint={larger}", "port=0"]
-    server = Run([*command, "replicas=1", "max_tokens=300"])
+    command = [*ROCSTAR, "gateway", str(larger), "port=0", "max_tokens=300"]
+    server = Run(command)
     started.append(server)
     server.until("http://")
     line = next(line for line in server.output if "http://" in line)
