@@ -24,8 +24,8 @@ NOT_COMPARED = (
 )
 
 
-def command(runs: Path, *fields: str) -> list[str]:
-    return [*QUICKSTART, f"runs={runs}", *fields]
+def command(runs: Path, *fields: str, recipe: Path = ROOT / "recipes" / "quickstart.py") -> list[str]:
+    return [sys.executable, "-u", str(recipe), f"runs={runs}", *fields]
 
 
 def metrics(folder: Path) -> list[dict]:
