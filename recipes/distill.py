@@ -52,7 +52,7 @@ class Config(EvalOptions, SandboxOptions):
     teacher_deadline_s: Annotated[float, "seconds in which the teacher must score a turn; then the run stops"] = 120.0
     teacher_devices: Annotated[tuple[int, ...], "GPUs of a teacher in a folder; none: the CPU"] = ()
     algorithm: Literal["roc", "grpo", "random"] = "grpo"
-    steps: int = 20
+    steps: int = 30
     group_size: int = 2
     eval_every: int = 2
     slots: int | None = 8

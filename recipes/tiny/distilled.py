@@ -37,7 +37,7 @@ DISTILL = QUICKSTART.parent / "distill.py"
 class Config:
     seeds: Annotated[int, "pairs of runs: seeds 0, 1, ..."] = 5
     steps: Annotated[int, "steps of a quick start, which makes a teacher"] = 40
-    distill_steps: Annotated[int, "steps of a distillation"] = 20
+    distill_steps: Annotated[int, "steps of a distillation"] = 30
     eval_every: Annotated[int, "steps between evaluations"] = 2
     eval_problems: Annotated[int, "held-out problems, one sample each"] = 512
     share: Annotated[float, "of the teacher's accuracy, which is to be reached"] = 0.95
