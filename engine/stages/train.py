@@ -141,9 +141,7 @@ class TrainStage:
     async def _step(self, step: int, groups: Sequence[Group], mark: float) -> dict[str, float]:
         """Trains a step, brings its weights to the replicas, and returns its metrics. mark: when it began."""
         now = self.timeline.now
-        with no_exit("function measure", self.measure):
-            further = self.measure(groups)
-        metrics = {**measure.step(groups, self.fleet.version, self.full_reward), **further}
+        metrics = {**measure.step(groups, self.fleet.version, self.full_reward), **self._further(groups)}
         ready = now()
         checkpoint_s, self._checkpoint_s = self._checkpoint_s, 0.0
         with self.timeline.idle_cause("staleness_gate"):
@@ -172,6 +170,16 @@ class TrainStage:
             **{metric.member(metric.KV_PEAK, index): share for index, share in self.fleet.kv_peak.items()},
             **self._stage_meter.read(),
         }
+
+    def _further(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Returns what the recipe measures of a step's groups. Raises WrongPart for anything but a mapping."""
+        with no_exit("function measure", self.measure):
+            further = self.measure(groups)
+        if not isinstance(further, Mapping):
+            raise WrongPart(
+                f"measure, {place_of(self.measure)}, returned {further!r:.100}. Fix: return {{name: number}}, or {{}}"
+            )
+        return further
 
     def _counts(self) -> dict[str, int]:
         """Returns the fleet's counts since the run began."""

@@ -10,11 +10,13 @@ import pytest
 from engine.balancing.round_robin import RoundRobin
 from engine.fleet.config import FleetConfig
 from engine.fleet.fleet import Fleet
-from engine.replica.config import ReplicaConfig
+from engine.replica.config import ReplicaConfig, prepare_environment
 from engine.replica.replica import Replica
 from engine.telemetry.timeline import Timeline
 from tests.support.paths import TINY
 
+prepare_environment()
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of vLLM and torch
 CONFIG = ReplicaConfig(checkpoint=str(TINY), max_model_len=300)
 
 
