@@ -289,7 +289,10 @@ class Endpoints:
         except ExceptionGroup as errors:
             error = first_error(errors)
             raise BadRequest("prompt", str(error)) if isinstance(error, ValueError) else error from errors
-        answer.prompts = [answer.prompt_logprobs(ids, task.result()) for ids, task in zip(prompts, tasks, strict=True)]
+        answer.prompts = [  # in a thread: each token is decoded, of which there may be many thousands
+            await asyncio.to_thread(answer.prompt_logprobs, ids, task.result())
+            for ids, task in zip(prompts, tasks, strict=True)
+        ]
 
     async def _openai(
         self,
