@@ -51,6 +51,18 @@ GROUPS_DROPPED = "groups/*"
 GROUPS_REFILLED = "groups/refilled"
 """number of prompts that took the place of a dropped group (`refills`)"""
 
+DISTILL_KL = "distill/kl"
+"""nats: mean over the sampled tokens of the sampler's log-probability less the teacher's, an estimate of KL(student ||
+teacher) before the step's update; the next step's is that after it"""
+DISTILL_CLIPPED = "distill/clipped"
+"""share of the sampled tokens whose difference from the teacher is beyond `kl_clip`"""
+DISTILL_TOKENS = "distill/tokens"
+"""number of sampled tokens that the teacher has scored"""
+DISTILL_TEACHER_S = "distill/teacher_s"
+"""seconds in which the teacher had something to score"""
+DISTILL_OVERLAP = "distill/overlap"
+"""share of these seconds in which rollouts were under way too"""
+
 TOKENS_GENERATED = "tokens/generated"
 """tokens that were sampled: those trained and all waste"""
 TOKENS_TRAINED = "tokens/trained"

@@ -5,7 +5,8 @@ Invariants
 - Every sampled token carries its log-probability and the weight version that sampled it.
 - Nothing here refers to an engine: any replica can continue a trajectory from its ids.
 
-Shape legend: T tokens of a trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch.
+Shape legend: T tokens of a trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch,
+K tokens that a teacher thinks likeliest at a position.
 """
 
 from __future__ import annotations
@@ -221,6 +222,53 @@ class Turn:
     placed: tuple[Placement, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenScores:
+    """The log-probabilities that a model gives the tokens of a sequence, such as a teacher those of its student.
+
+    logprobs_T: of each token that was scored; NaN of the others. top: K, how many of the model's own likeliest tokens
+    are there for each position, 0 or more. top_ids, top_logprobs: these tokens, the likeliest first, as one row of
+    T x K numbers, which `top_TK` unfolds; -1 and NaN where the token was not scored.
+    """
+
+    logprobs_T: Floats
+    top: int = 0
+    top_ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
+    top_logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    def __post_init__(self) -> None:
+        if not len(self.top_ids) == len(self.top_logprobs) == self.top * len(self.logprobs_T):
+            sizes = f"{len(self.top_ids)} ids and {len(self.top_logprobs)} log-probabilities"
+            raise ValueError(f"top={self.top} of {len(self.logprobs_T)} tokens cannot have {sizes}")
+        for array in (self.logprobs_T, self.top_ids, self.top_logprobs):
+            array.setflags(write=False)
+
+    @classmethod
+    def none(cls, tokens: int, top: int) -> TokenScores:
+        """Returns the scores of a sequence of which no token was scored."""
+        return cls(
+            logprobs_T=np.full(tokens, np.nan, np.float32),
+            top=top,
+            top_ids=np.full(tokens * top, -1, np.int32),
+            top_logprobs=np.full(tokens * top, np.nan, np.float32),
+        )
+
+    @property
+    def top_TK(self) -> tuple[Ids, Floats]:
+        """The likeliest tokens and their log-probabilities, both [T, K]."""
+        shape = len(self.logprobs_T), self.top
+        return self.top_ids.reshape(shape), self.top_logprobs.reshape(shape)
+
+    def placed(self, part: TokenScores, start: int) -> TokenScores:
+        """Returns these scores with those of the tokens from `start` on replaced by `part`."""
+        end = start + len(part.logprobs_T)
+        logprobs_T, top_ids, top_logprobs = self.logprobs_T.copy(), self.top_ids.copy(), self.top_logprobs.copy()
+        logprobs_T[start:end] = part.logprobs_T
+        top_ids[start * self.top : end * self.top] = part.top_ids
+        top_logprobs[start * self.top : end * self.top] = part.top_logprobs
+        return TokenScores(logprobs_T=logprobs_T, top=self.top, top_ids=top_ids, top_logprobs=top_logprobs)
+
+
 def _set_read_only(part: Trajectory | Segment) -> None:
     """Makes the arrays read-only, so that a reward or a stage that would change them in place raises."""
     for array_T in (part.token_ids_T, part.sampled_T, part.logprobs_T, part.versions_T):
@@ -232,7 +280,8 @@ class Segment:
     """A token sequence of a rollout beside its main one, and the turns that were sampled in it.
 
     A user's agent that edits, compacts or branches its history leaves several. Each is what the model saw. A token is
-    marked as sampled in one of them only; in a branch, the tokens that it took over count as given.
+    marked as sampled in one of them only; in a branch, the tokens that it took over count as given. teacher: as in
+    `Trajectory`.
     """
 
     token_ids_T: Ids
@@ -240,6 +289,7 @@ class Segment:
     logprobs_T: Floats
     versions_T: Ids
     turns: tuple[Turn, ...] = ()
+    teacher: TokenScores | None = None
 
     def __post_init__(self) -> None:
         _set_read_only(self)
@@ -256,7 +306,8 @@ class Trajectory:
     history. answer: the answer that a user's agent returned. scores: by name, the scores that make up the reward, and
     others that are only reported; None: it could not be computed. end_of_turn: the text of the token that ends a turn
     in the chat template; "" if it is not known. states: by the name of a world (`engine.ports.World`), its state when
-    the trajectory ended; the journal keeps it for the reward, the record does not.
+    the trajectory ended; the journal keeps it for the reward, the record does not. teacher: what a teacher gives the
+    tokens of its turns, if there is one.
     """
 
     prompt: Prompt
@@ -280,6 +331,7 @@ class Trajectory:
     answer: str | None = None
     end_of_turn: str = ""
     states: Mapping[str, bytes] = field(default_factory=dict)
+    teacher: TokenScores | None = None
 
     def __post_init__(self) -> None:
         _set_read_only(self)
@@ -371,6 +423,10 @@ class Batch:
     lengths_B says how the N axis splits into token sequences; advantages_B is one number per sequence. A trajectory is
     one sequence, and one more for each of its segments, all with its advantage. rows names the B sequences; it is empty
     for a batch that was not made from trajectories.
+
+    token_advantages_N is added to the advantage of the token's sequence; None: nothing is. teacher_ids_NK and
+    teacher_logprobs_NK are a teacher's likeliest tokens at each position, for a loss that compares distributions.
+    Numbers at tokens that were not sampled are not used.
     """
 
     step: int
@@ -380,6 +436,9 @@ class Batch:
     versions_N: Ids
     lengths_B: Ids
     advantages_B: Floats
+    token_advantages_N: Floats | None = None
+    teacher_ids_NK: Ids | None = None
+    teacher_logprobs_NK: Floats | None = None
     rows: tuple[Row, ...] = ()
 
     @classmethod
@@ -418,8 +477,9 @@ class Batch:
         return cls(step=step, **arrays)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns the arrays by field name, for the wire."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("step", "rows")}
+        """Returns the arrays by field name, for the wire, without those that are None."""
+        names = [field.name for field in fields(self) if field.name not in ("step", "rows")]
+        return {name: array for name in names if (array := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,6 +63,7 @@ MAY_IMPORT = {
         "engine.rollout",
         "engine.run",
         "engine.stages",
+        "engine.teacher",
         "engine.telemetry",
         "engine.tools",
         "engine.user_parts",
@@ -109,6 +110,15 @@ MAY_IMPORT = {
         "sandbox.http.connections",
         "sandbox.http.incoming",
         "sandbox.http.listener",
+    ),
+    "engine/teacher": (
+        *GROUND,
+        "engine.balancing",
+        "engine.fleet",
+        "engine.replica",
+        "engine.rollout",
+        "engine.run",
+        "engine.telemetry",
     ),
     "engine/stages": (
         *GROUND,

@@ -30,11 +30,13 @@ class Selection:
     selector: Selector
     seed: int
     advantage: Advantage = GRPO
+    keep_flat: bool = False
 
     def __call__(self, group: Group) -> Group:
         """Returns the group with its selection. Raises ValueError if the selector gives no indices, or one twice."""
         usable = _usable(group)
-        alone = self.advantage.baseline == "batch"  # a trajectory is then compared with those of other groups
+        # A trajectory is then compared with those of other groups, or learnt from whatever its reward.
+        alone = self.advantage.baseline == "batch" or self.keep_flat
         if len(usable) < (1 if alone else 2):
             return replace(group, drop="error")
         digest = hashlib.blake2b(f"{self.seed}/{group.prompt.id}".encode(), digest_size=8).digest()
@@ -84,7 +86,9 @@ def _usable(group: Group) -> list[int]:
     return [index for index, member in enumerate(group.trajectories) if member.error is None]
 
 
-def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GRPO) -> Selection:
+def select_and_score(
+    selector: Selector, seed: int, *, advantage: Advantage = GRPO, keep_flat: bool = False
+) -> Selection:
     """Returns a function for `engine.stages.group.groups` that sets kept and advantages_K, or drop ("error" or "flat").
 
     Advantages are those of the kept trajectories among themselves (rStar2-Agent, arXiv 2508.20722: over the G that RoC
@@ -94,8 +98,10 @@ def select_and_score(selector: Selector, seed: int, *, advantage: Advantage = GR
         advantage = Advantage(scale="batch")
         select = select_and_score(selector, seed, advantage=advantage)
         join_batch = partial(make_batch, advantage=advantage)
+
+    keep_flat: keeps groups of equal rewards, with advantages of 0, for a recipe that learns from more than the reward.
     """
-    return Selection(selector=selector, seed=seed, advantage=advantage)
+    return Selection(selector=selector, seed=seed, advantage=advantage, keep_flat=keep_flat)
 
 
 def rewards(group: Group) -> NDArray[np.float64]:

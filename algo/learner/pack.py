@@ -9,13 +9,14 @@ Invariants
 - The plan is a pure function of its arguments: every rank computes the same one, and makes its own microbatches only.
 
 Shape legend: N tokens and B trajectories of the batch, R = 1 row of L tokens and S trajectories in a microbatch, M
-positions with loss.
+positions with loss, K tokens that a teacher thinks likeliest at a position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,8 @@ class MicroBatch:
     The row begins with `shared` tokens, which each trajectory continues with lengths_S[i] tokens of its own; their
     position_ids_RL continue too. positions_M indexes the row: the logits at positions_M[i] predict targets_M[i], which
     was sampled by weight version versions_M[i] with old_logprobs_M[i] in trajectory sequence_M[i] of this microbatch.
-    trajectories_S are the trajectories' places in the batch.
+    trajectories_S are the trajectories' places in the batch. advantages_M are those of the trajectories and of the
+    tokens, added up. teacher_ids_MK and teacher_logprobs_MK are as in the batch; K is 0 without them.
     """
 
     token_ids_RL: NDArray[np.int64]
@@ -49,6 +51,8 @@ class MicroBatch:
     advantages_M: NDArray[np.float32]
     versions_M: NDArray[np.int32]
     sequence_M: NDArray[np.int64]
+    teacher_ids_MK: NDArray[np.int64]
+    teacher_logprobs_MK: NDArray[np.float32]
 
     @property
     def sequences(self) -> int:
@@ -177,6 +181,9 @@ def _micro(
         targets.append(starts_B[trajectory] + targets_T)
         sequences.append(np.full(len(targets_T), sequence))
     targets_M, sequence_M = np.concatenate(targets), np.concatenate(sequences)
+    advantages_M = batch.advantages_B[row][sequence_M]
+    if batch.token_advantages_N is not None:
+        advantages_M = advantages_M + batch.token_advantages_N[targets_M]
     return MicroBatch(
         token_ids_RL=batch.token_ids_N[tokens_L][None].astype(np.int64),
         position_ids_RL=position_ids_L[None],
@@ -186,10 +193,16 @@ def _micro(
         positions_M=np.concatenate(positions),
         targets_M=batch.token_ids_N[targets_M].astype(np.int64),
         old_logprobs_M=batch.logprobs_N[targets_M],
-        advantages_M=batch.advantages_B[row][sequence_M],
+        advantages_M=advantages_M,
         versions_M=batch.versions_N[targets_M],
         sequence_M=sequence_M,
+        teacher_ids_MK=_at(batch.teacher_ids_NK, targets_M).astype(np.int64),
+        teacher_logprobs_MK=_at(batch.teacher_logprobs_NK, targets_M).astype(np.float32),
     )
+
+
+def _at(array_NK: NDArray[Any] | None, targets_M: NDArray[np.int64]) -> NDArray[Any]:
+    return np.zeros((len(targets_M), 0)) if array_NK is None else array_NK[targets_M]
 
 
 EMPTY = MicroBatch(
@@ -204,4 +217,6 @@ EMPTY = MicroBatch(
     advantages_M=np.zeros(0, np.float32),
     versions_M=np.zeros(0, np.int32),
     sequence_M=np.zeros(0, np.int64),
+    teacher_ids_MK=np.zeros((0, 0), np.int64),
+    teacher_logprobs_MK=np.zeros((0, 0), np.float32),
 )

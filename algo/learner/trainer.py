@@ -6,7 +6,8 @@ Invariants
 - A non-finite loss or gradient raises `Diverged` before its update is made; the message counts the updates before it.
 - The same checkpoint, batches, seed and number of threads give the same weights bit by bit.
 
-Shape legend: R rows and L columns of a microbatch, M positions with loss, V vocabulary, H hidden size.
+Shape legend: R rows and L columns of a microbatch, M positions with loss, J tokens that are scored at each, K of them a
+teacher's likeliest, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
@@ -299,7 +300,7 @@ class Trainer:
         live: int | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
-        logprobs_M, entropy_M = self.forward(micro)
+        logprobs_M, top_MK, entropy_M = self._forward_with_top(micro)
         if self._notes is not None:
             logprobs_M.retain_grad()
         if self.proximal and proximal_M is None:
@@ -312,6 +313,8 @@ class Trainer:
             sequences=micro.sequences,
             versions_M=self._to_device(micro.versions_M),
             proximal_logprobs_M=proximal_M,
+            top_logprobs_MK=top_MK,
+            teacher_logprobs_MK=None if top_MK is None else self._to_device(micro.teacher_logprobs_MK),
         )
         loss, counts = self.loss(tokens, totals)
         added: dict[str, Tensor] = {}
@@ -328,17 +331,33 @@ class Trainer:
             raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")
         return own | counts, logprobs_M.detach()
 
-    def forward(self, micro: MicroBatch, scorer: Scorer | None = None) -> tuple[Tensor, Tensor]:
-        """Returns log-probabilities and entropies of the targets, [M], under the model in training or another."""
+    def forward(
+        self, micro: MicroBatch, scorer: Scorer | None = None, targets: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns log-probabilities and entropies of the targets, [M], under the model in training or another.
+
+        targets: in place of the microbatch's, [M] or [M, J]; the log-probabilities have their shape.
+        """
         scorer = scorer or self.scorer
         return scorer(
             self._to_device(micro.token_ids_RL),
             self._to_device(micro.position_ids_RL),
             micro.lengths_S.tolist(),
             self._to_device(micro.positions_M),
-            self._to_device(micro.targets_M),
+            self._to_device(micro.targets_M if targets is None else targets),
             micro.shared,
         )
+
+    def _forward_with_top(self, micro: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Returns the log-probabilities of the targets [M] and of a teacher's likeliest tokens [M, K], None if there
+        are none, and the entropies [M], all of one pass.
+        """
+        if not micro.teacher_ids_MK.shape[1]:
+            logprobs_M, entropy_M = self.forward(micro)
+            return logprobs_M, None, entropy_M
+        targets_MJ = np.concatenate([micro.targets_M[:, None], micro.teacher_ids_MK], 1)
+        logprobs_MJ, entropy_M = self.forward(micro, targets=targets_MJ)
+        return logprobs_MJ[:, 0].contiguous(), logprobs_MJ[:, 1:], entropy_M
 
     @torch.no_grad()
     def logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:

@@ -6,7 +6,7 @@ Invariants
   depend on how a minibatch is divided. Without any token it is 0, attached to the graph.
 - `statistics` does not depend on the loss: every run reports the same numbers on ratio and divergence.
 
-Shape legend: M positions with loss.
+Shape legend: M positions with loss, K tokens that a teacher thinks likeliest at a position.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ Aggregate = Literal["token", "sequence"] | float
 
 
 class Tokens(NamedTuple):
-    """Tensors [M] of a microbatch. A loss is differentiable in logprobs_M alone.
+    """Tensors [M] of a microbatch. Without a teacher, a loss is differentiable in logprobs_M alone.
 
     old_logprobs_M: those of the sampler. versions_M: the weight version that it had.
     sequence_M: each token's trajectory, int64 in [0, sequences).
     proximal_logprobs_M: the learner's before the step's first update, for a loss whose `proximal` is true.
+    teacher_logprobs_MK: those of a teacher's likeliest tokens, if the batch has them, and top_logprobs_MK those that
+    the learner gives the same tokens, in which a loss is differentiable too.
     """
 
     logprobs_M: Tensor
@@ -38,6 +40,8 @@ class Tokens(NamedTuple):
     sequences: int
     versions_M: Tensor
     proximal_logprobs_M: Tensor | None = None
+    top_logprobs_MK: Tensor | None = None
+    teacher_logprobs_MK: Tensor | None = None
 
 
 class Totals(NamedTuple):

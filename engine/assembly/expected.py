@@ -11,6 +11,7 @@ from engine.rollout.chat_template import TemplateError
 from engine.run.checkpoints import Unresumable
 from engine.stages.empty_batches import NothingToTrain
 from engine.stages.evaluate import NothingGraded
+from engine.teacher.teacher import TeacherLost
 from engine.telemetry.sinks import SinkUnavailable
 from engine.telemetry.watchdog import NoProgress
 from engine.user_parts import WrongPart
@@ -35,6 +36,7 @@ EXPECTED = (
     SandboxUnavailable,
     SinkUnavailable,
     NoProgress,
+    TeacherLost,
     TemplateError,
     Unresumable,
     WrongPart,

@@ -326,10 +326,12 @@ class Training:
         *,
         evaluations: Sequence[ScheduledEvaluation] = (),
         enough: Callable[[Sequence[Mapping[str, float]]], str | None] = lambda steps: None,
+        measure: Callable[[Sequence[Group]], Mapping[str, float]] = lambda groups: {},
     ) -> Stage:
         """Returns the stage that trains, brings the new weights to all replicas, and runs the evaluations that are due.
 
         enough: is called with the rows of all steps so far; it returns a reason to end the run there, or None.
+        measure: is called with a step's groups; it returns further metrics of the step, by names of your own.
         """
         wiring.check_make_batch(make_batch)
         wiring.check_evaluations(evaluations, ScheduledEvaluation)
@@ -356,6 +358,7 @@ class Training:
             recording=self.recording,
             explain=self._explain_choices,
             made=self._record_failures,
+            measure=measure,
             published=self.role.published,
         )
         return Stage(name="learn", run=self._train, takes=list)

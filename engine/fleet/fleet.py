@@ -28,9 +28,9 @@ from engine.balancing.balancer import Balancer, Place
 from engine.fleet.canary import Difference
 from engine.fleet.config import FleetConfig
 from engine.fleet.supervisor import MakeReplica, Supervisor
-from engine.replica.port import SEEDS, Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
+from engine.replica.port import MOST_TOP, SEEDS, Delta, KvSample, ReplicaDied, ReplicaPort, Sampling
 from engine.telemetry.timeline import Timeline
-from engine.types import Placement, PublishedWeights
+from engine.types import Placement, PublishedWeights, TokenScores
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class Fleet:
         self._first_version: dict[int, int] = {}  # for trajectories that stay with the version they began under
         self._tool_waiting: set[int] = set()
         self._drained: dict[int, asyncio.Event] = {}  # set when nothing runs there any more
+        self._up = asyncio.Event()  # set while a replica is up, and when none will come
         self._ended: ReplicaDied | None = None
         self._scheduled = False
         self._held = False
@@ -280,6 +281,42 @@ class Fleet:
                 if new.token_ids or new.finish is not None:
                     yield new
 
+    async def score(self, token_ids: Sequence[int], start: int, top: int = 0) -> TokenScores:
+        """Returns what the model gives the tokens from `start` on (`engine.replica.port.ReplicaPort.score`).
+
+        The replica with the fewest requests scores them; the balancer is not asked, since nothing stays there. Raises
+        ReplicaDied if no replica will come, DeadlyTurn if a second one dies meanwhile, and ValueError for a sequence
+        that the engine refuses.
+        """
+        if not 1 <= start <= len(token_ids):
+            raise ValueError(f"start must be from 1 to the {len(token_ids)} tokens of the sequence, got {start}")
+        if not 0 <= top <= MOST_TOP:
+            raise ValueError(f"top must be from 0 to {MOST_TOP}, got {top}")
+        if start == len(token_ids):
+            return TokenScores.none(0, top)
+        died = 0
+        while True:
+            replica = await self._any_replica()
+            try:
+                return await replica.score(token_ids, start, top)
+            except ReplicaDied as error:
+                self._supervisor.mark_dead(replica, error)
+                died += 1
+                if died == DEADLY:
+                    raise DeadlyTurn(
+                        f"{DEADLY} replicas died while they scored a sequence; last cause: {error}"
+                    ) from error
+
+    async def _any_replica(self) -> ReplicaPort:
+        """Waits for a replica with current weights, and returns the one with the fewest requests."""
+        while True:
+            await self._up.wait()
+            if self._ended is not None:
+                raise ReplicaDied(str(self._ended))
+            if self._supervisor.weights_current.is_set():
+                return min(self._supervisor.live.values(), key=lambda replica: (replica.in_flight, replica.index))
+            await self._supervisor.weights_current.wait()
+
     def turn_finished(self, key: int, tokens: int) -> None:
         """Notes that a turn ended with tool calls."""
         self._balancer.turn_finished(key, tokens, self._timeline.now())
@@ -428,10 +465,13 @@ class Fleet:
     # The supervisor calls these (engine.fleet.supervisor.Listener).
 
     def on_up(self, replica: ReplicaPort) -> None:
+        self._up.set()
         self._balancer.replica_up(replica.index, replica.usable_blocks, self.config.block_size)
         self._schedule()
 
     def on_down(self, replica: ReplicaPort) -> None:
+        if not self._supervisor.live and self._ended is None:
+            self._up.clear()
         self.last.pop(replica.index, None)
         self._balancer.replica_down(replica.index)
         self._schedule()
@@ -465,6 +505,7 @@ class Fleet:
 
     def on_none_left(self, error: ReplicaDied) -> None:
         self._ended = self._ended or error
+        self._up.set()
         if self._next_look is not None:
             self._next_look.cancel()
         self._supervisor.weights_current.set()

@@ -50,6 +50,8 @@ class GrantJournal(Journal):
             case Ended():
                 _check_count("sample", record.sample)
                 _check_trajectory(record.trajectory, record.sample)
+                held = self.log(record.lease, record.attempt, record.sample).pieces
+                _check_teacher(record.trajectory, sum(len(piece.token_ids_T) for piece in held))
             case Decided():
                 ended = {sample for sample in record.members if self._has_ended(record, sample)}
                 if len(ended) < len(record.members):
@@ -75,6 +77,14 @@ def _check_trajectory(trajectory: Trajectory, sample: int) -> None:
         raise NotOfAGroup(f"the reward of sample {sample} is {trajectory.reward}")
     for part in trajectory.parts:
         _check_tokens(part)
+
+
+def _check_teacher(trajectory: Trajectory, held: int) -> None:
+    """held: the tokens of earlier records; the teacher's scores are all in this one."""
+    for part, before in zip(trajectory.parts, (held, *[0] * len(trajectory.segments)), strict=True):
+        tokens = before + len(part.token_ids_T)
+        if part.teacher is not None and len(part.teacher.logprobs_T) != tokens:
+            raise NotOfAGroup(f"a sequence of {tokens} tokens has {len(part.teacher.logprobs_T)} scores of a teacher")
 
 
 def _check_tokens(part: Piece | Trajectory | Segment) -> None:

@@ -125,8 +125,8 @@ def _without_tokens(group: Group) -> Group:
 
 
 def _bare(member: Trajectory) -> Trajectory:
-    segments = tuple(replace(segment, **_NO_TOKENS) for segment in member.segments)
-    return replace(member, prompt=NO_PROMPT, text="", segments=segments, states={}, **_NO_TOKENS)
+    segments = tuple(replace(segment, teacher=None, **_NO_TOKENS) for segment in member.segments)
+    return replace(member, prompt=NO_PROMPT, text="", segments=segments, states={}, teacher=None, **_NO_TOKENS)
 
 
 def _tokens(part: Trajectory | Segment, *, whole: bool, learner: LearnerNumbers | None) -> PartTokens:
@@ -141,6 +141,7 @@ def _tokens(part: Trajectory | Segment, *, whole: bool, learner: LearnerNumbers 
         learner_entropy_T=None if learner is None else learner.entropy_T,
         learner_logprob_gradient_T=None if learner is None else learner.logprob_gradient_T,
         minibatch=None if learner is None else learner.minibatch,
+        teacher_logprobs_T=None if part.teacher is None else part.teacher.logprobs_T,
     )
 
 

@@ -55,7 +55,7 @@ class PartTokens(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     numbers (`engine.types.LearnerNumbers`).
 
     Only token_ids_T and sampled_T are there where the group is not whole; the learner's are None where the trajectory
-    was not trained.
+    was not trained. teacher_logprobs_T: the teacher's, if there was one (`engine.types.TokenScores`).
     """
 
     token_ids_T: Ids
@@ -66,6 +66,7 @@ class PartTokens(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     learner_entropy_T: Floats | None = None
     learner_logprob_gradient_T: Floats | None = None
     minibatch: int | None = None
+    teacher_logprobs_T: Floats | None = None
 
 
 class GroupTokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from engine.errors import BadInput
 from engine.recording.reader import RecordedRun
 from engine.recording.records import GroupTokens, PartTokens, RecordedGroup
-from engine.types import Group, Prompt, Trajectory
+from engine.types import Group, Prompt, TokenScores, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +110,7 @@ def _arrays(part: PartTokens) -> dict[str, Any]:
         "sampled_T": part.sampled_T,
         "logprobs_T": np.full(count, np.nan, np.float32) if part.logprobs_T is None else part.logprobs_T,
         "versions_T": np.full(count, -1, np.int32) if part.versions_T is None else part.versions_T,
+        "teacher": None if part.teacher_logprobs_T is None else TokenScores(logprobs_T=part.teacher_logprobs_T),
     }
 
 

@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from engine.types import Floats
+from engine.types import Floats, TokenScores
 from sandbox.require import at_least, require, within
 
 SEEDS = 1 << 63  # seeds must be below this, for an engine dies of a larger one
+MOST_TOP = 20  # tokens that an engine lists for one position
 BUNDLE = 64  # tokens that an engine delivers together if none is wanted early; a move or an abort loses fewer
 _POSITIVE, _NOT_NEGATIVE = at_least(1), at_least(0)  # made once: a Sampling is made twice for each turn
 _TEMPERATURE, _SHARE = within("[0, inf)"), within("(0, 1]")
@@ -169,6 +170,12 @@ class ReplicaPort(Protocol):
         ...
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> Floats: ...
+
+    async def score(self, token_ids: Sequence[int], start: int, top: int = 0) -> TokenScores:
+        """Returns the log-probabilities of the tokens from `start` (1 or more) on under the engine's weights, and the
+        `top` likeliest tokens at each of their positions, at most MOST_TOP.
+        """
+        ...
 
     def stalled(self, now: float) -> str | None:
         """Returns why the engine must be killed and replaced, or None if it serves or has nothing to do."""

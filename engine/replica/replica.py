@@ -18,6 +18,7 @@ from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig, check_sleep, prepare_environment
 from engine.replica.output_bundler import BEGAN, LOGPROBS
 from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
-from engine.types import Floats
+from engine.types import Floats, TokenScores
 
 
 def largest_id(token_ids: Sequence[int]) -> int:
@@ -67,6 +68,7 @@ class Replica:
         self._ends: dict[str, list[tuple[int, float]]] = {}  # per request: (version, its tokens at the version's end)
         self._adapters: dict[int, Any] = {}  # vLLM's LoRARequest by version, the oldest first
         self._using: Counter[int] = Counter()  # requests by version
+        self._scores = count()  # numbers the sequences that are scored
         self._engine: Any = None
         self._requests: Any = None  # the RequestSender of the engine
         self._unwatch: Callable[[], None] = _do_nothing
@@ -210,10 +212,7 @@ class Replica:
         self._using[version] += 1
         try:
             engine, streams = self._engine, self._engine.output_processor
-            vocabulary = engine.vllm_config.model_config.get_vocab_size()
-            largest = largest_id(token_ids)
-            if largest >= vocabulary:  # vLLM does not check, and dies of such an id
-                raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {vocabulary}")
+            self._check_ids(token_ids)
             try:
                 await self._requests.send(request_id, token_ids, sampling, adapter)
                 stream = streams.stream(request_id)
@@ -251,6 +250,15 @@ class Replica:
             self.in_flight -= 1
             self._using[version] -= 1
             del self._ends[request_id]
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        """Raises VLLMValidationError for an unknown id, which vLLM does not check, and of which it dies."""
+        from vllm.exceptions import VLLMValidationError
+
+        vocabulary = self._engine.vllm_config.model_config.get_vocab_size()
+        largest = largest_id(token_ids)
+        if largest >= vocabulary:
+            raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {vocabulary}")
 
     def _logprobs_of(self, extra: Mapping[str, Any]) -> tuple[list[float], list[bool]]:
         """Returns the model's own log-probabilities of an output's tokens, and under a grammar which are forced."""
@@ -393,30 +401,65 @@ class Replica:
         async with self._changing("canary"), asyncio.TaskGroup() as group:
             if not self._adapters:
                 await self._pause(clear_cache=False)
-            tasks = [
-                group.create_task(self._prompt_logprobs(ids, n), name=f"canary-{n}") for n, ids in enumerate(sequences)
-            ]
+            tasks = [group.create_task(self._scored(ids, 1), name=f"canary-{n}") for n, ids in enumerate(sequences)]
             await asyncio.sleep(0)  # lets the tasks send their requests
             if not self._adapters:
                 await self._engine.resume_generation()
-        return np.concatenate([task.result() for task in tasks])
+        return np.concatenate([task.result().logprobs_T for task in tasks])
 
-    async def _prompt_logprobs(self, token_ids: Sequence[int], number: int) -> Floats:
+    async def score(self, token_ids: Sequence[int], start: int, top: int = 0) -> TokenScores:
+        """See `engine.replica.port.ReplicaPort`. Raises ValueError for a sequence that the engine refuses."""
+        from vllm.exceptions import VLLMValidationError
+
+        try:
+            self._check_ids(token_ids)
+            async with self._alive():
+                return await self._scored(token_ids, start, top, reuse=True)
+        except Exception as error:
+            first = first_error(error) if isinstance(error, ExceptionGroup) else error
+            if isinstance(first, VLLMValidationError):
+                raise ValueError(f"replica {self.index} refuses the sequence: {first}") from error
+            self._fail()
+            cause = self.cause or str(first) or type(first).__name__
+            raise ReplicaDied(f"replica {self.index}: {cause}") from error
+
+    async def _scored(self, token_ids: Sequence[int], start: int, top: int = 0, *, reuse: bool = False) -> TokenScores:
+        """Returns the scores of the tokens from `start` on. reuse: reads the KV of the tokens before them, if it is
+        there; should the cache hold more than these, which have no scores then, the sequence is computed again.
+        """
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
 
-        parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        parameters = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=top,
+            flat_logprobs=True,
+            skip_reading_prefix_cache=not reuse,
+            detokenize=False,
+        )
         last = None
         self._enter()
         try:
             prompt, (_, adapter) = tokens_input(list(token_ids)), self._adapter(None)
-            async for output in self._engine.generate(prompt, parameters, f"canary-{number}", lora_request=adapter):
+            name = f"score-{next(self._scores)}"
+            async for output in self._engine.generate(prompt, parameters, name, lora_request=adapter):
                 last = output
         finally:
             self.in_flight -= 1
         assert last is not None
-        rows = zip(token_ids[1:], last.prompt_logprobs[1:], strict=True)
-        return np.asarray([row[token].logprob if row else math.nan for token, row in rows], np.float32)
+        if (last.num_cached_tokens or 0) >= start:  # the last token before `start` predicts the first one
+            return await self._scored(token_ids, start, top)
+        rows = last.prompt_logprobs  # each position but the first has its own token, then the likeliest ones
+        shape = len(token_ids) - 1, 1 + top
+        logprobs_TJ = np.asarray(rows.logprobs, np.float32).reshape(shape)[start - 1 :]
+        ids_TJ = np.asarray(rows.token_ids, np.int64).reshape(shape)[start - 1 :].astype(np.int32)
+        return TokenScores(
+            logprobs_T=logprobs_TJ[:, 0].copy(),
+            top=top,
+            top_ids=ids_TJ[:, 1:].flatten(),
+            top_logprobs=logprobs_TJ[:, 1:].flatten(),
+        )
 
     def stalled(self, now: float) -> str | None:
         """Returns what is wrong if the engine died unnoticed, or requests are in flight but no step came within the

@@ -116,10 +116,15 @@ def derive_seed(run_seed: int, prompt_id: str, sample: int | str, turn: int) -> 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts the tokens that a rollout has sampled so far, whatever becomes of it. watched: is told what it does."""
+    """Counts the tokens that a rollout has sampled so far, whatever becomes of it. watched: is told what it does.
+
+    turn_ended: is called as soon as a turn is whole, before its tools have answered, with the ids so far and the turn's
+    start. The rollout may still begin again.
+    """
 
     tokens: int = 0
     watched: Watched = field(default_factory=unwatched)
+    turn_ended: Callable[[Sequence[int], int], None] = lambda ids, start: None
 
 
 @dataclass(slots=True)
@@ -340,6 +345,7 @@ class _Rollout:
         try:
             async with asyncio.TaskGroup() as tools:
                 await self._generate(turn, tools)
+                self.tally.turn_ended(self.buffer.ids, turn.start)
                 if turn.calls:
                     self.tally.watched.moves("tool call")
                     self.fleet.turn_finished(self.key, len(self.buffer))

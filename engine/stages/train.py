@@ -51,7 +51,8 @@ class TrainStage:
     there. published: told of new weights before the replicas load them. host: returns what the node's own process
     measured since the last call (`engine.telemetry.host_meter`). recording: gets a step's groups, and the learner's
     numbers for some of their tokens. explain: explains the selection's choices, for the recording. nothing_left: why
-    the run ended before its last step, if it did. made: told of a step's groups as they come.
+    the run ended before its last step, if it did. made: told of a step's groups as they come. measure: returns further
+    metrics of a step's groups.
     """
 
     learner: LearnerProcess
@@ -73,6 +74,7 @@ class TrainStage:
     explain: Explain | None = None
     nothing_left: NothingLeft | str | None = None
     made: Callable[[int, Sequence[Group]], None] = lambda step, groups: None
+    measure: Callable[[Sequence[Group]], Mapping[str, float]] = lambda groups: {}
 
     def __post_init__(self) -> None:
         self._meter = StepMeter(self.timeline)
@@ -139,7 +141,7 @@ class TrainStage:
     async def _step(self, step: int, groups: Sequence[Group], mark: float) -> dict[str, float]:
         """Trains a step, brings its weights to the replicas, and returns its metrics. mark: when it began."""
         now = self.timeline.now
-        metrics = measure.step(groups, self.fleet.version, self.full_reward)
+        metrics = {**measure.step(groups, self.fleet.version, self.full_reward), **self._further(groups)}
         ready = now()
         checkpoint_s, self._checkpoint_s = self._checkpoint_s, 0.0
         with self.timeline.idle_cause("staleness_gate"):
@@ -168,6 +170,16 @@ class TrainStage:
             **{metric.member(metric.KV_PEAK, index): share for index, share in self.fleet.kv_peak.items()},
             **self._stage_meter.read(),
         }
+
+    def _further(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Returns what the recipe measures of a step's groups. Raises WrongPart for anything but a mapping."""
+        with no_exit("function measure", self.measure):
+            further = self.measure(groups)
+        if not isinstance(further, Mapping):
+            raise WrongPart(
+                f"measure, {place_of(self.measure)}, returned {further!r:.100}. Fix: return {{name: number}}, or {{}}"
+            )
+        return further
 
     def _counts(self) -> dict[str, int]:
         """Returns the fleet's counts since the run began."""

@@ -39,7 +39,12 @@ from sandbox import Limits
 Split = Literal["train", "test"]
 Message = dict[str, str]
 
-METHODS = {"grpo": "GRPO", "roc": "GRPO-RoC", "random": "GRPO, random subset"}  # names for people
+METHODS = {  # names for people
+    "grpo": "GRPO",
+    "roc": "GRPO-RoC",
+    "random": "GRPO, random subset",
+    "distill": "on-policy distillation",
+}
 SHIPPED = Path(__file__).resolve().parent / "agent"  # the agent that reinforcement learning starts from
 
 TOOL_NAME = "python"

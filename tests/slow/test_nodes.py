@@ -24,7 +24,7 @@ import pytest
 from bench.benches.nodes.network import address, network
 from engine.run.workspace import workspace
 from sandbox import keys
-from tests.support.paths import ROCSTAR
+from tests.support.paths import ROCSTAR, ROOT, TINY
 from tests.support.runs import Run, command, numbers
 
 # Steps of some seconds, to be in the middle of one.
@@ -39,6 +39,7 @@ FIELDS = [
     "slots=2",
 ]
 
+QUICKSTART, DISTILL = (ROOT / "recipes" / f"{name}.py" for name in ("quickstart", "distill"))
 NODES = ("one", "two")
 OWN_MEMORY = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
 KILLS = int(os.environ.get("ROCSTAR_KILLS", "8"))
@@ -72,9 +73,10 @@ class Cluster:
         for name in ("host.key", "node.pub"):
             shutil.copy(folder / "keys" / name, self._node_keys)
 
-    def lead(self, *fields: str) -> Run:
+    def lead(self, *fields: str, recipe: Path = QUICKSTART) -> Run:
         nodes = [f"nodes={self._listen}", f"nodes_keys={self.folder / 'keys'}", "nodes_only=true"]
-        return self._start([*self._on("lead"), *command(self.folder / "runs", *FIELDS, *nodes, *fields)])
+        words = command(self.folder / "runs", *FIELDS, *nodes, *fields, recipe=recipe)
+        return self._start([*self._on("lead"), *words])
 
     def node(self, name: str, lead: str = "127.0.0.1", more: Sequence[str] = ()) -> Run:
         where = [f"lead=tcp://{lead}:{self._port}", f"keys={self._node_keys}", f"name={name}"]
@@ -111,6 +113,19 @@ def ends_well(*runs: Run) -> None:
     for run in runs:
         assert run.end() == 0, run.text()
         assert run.left() == []
+
+
+@pytest.mark.timeout(500)
+def test_a_node_scores_its_groups_with_a_teacher_of_its_own(here: Cluster, started: list[Run], tmp_path: Path) -> None:
+    alone = Run(command(tmp_path / "alone", *FIELDS, f"teacher={TINY}", recipe=DISTILL))
+    started.append(alone)
+    ends_well(alone)
+    lead = here.lead(f"teacher={TINY}", recipe=DISTILL)
+    lead.until("rollout nodes may join")
+    one = here.node("one")
+    one.until("joined the run")
+    ends_well(lead, one)
+    assert numbers(here.folder / "runs" / "distill") == numbers(tmp_path / "alone" / "distill")
 
 
 @pytest.mark.timeout(500)

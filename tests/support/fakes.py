@@ -21,7 +21,7 @@ from engine.recording.rollouts import Rollout
 from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
 from engine.telemetry.timeline import Timeline
-from engine.types import Floats, Prompt, StopReason, ToolUse, Trajectory, Turn
+from engine.types import Floats, Prompt, StopReason, TokenScores, ToolUse, Trajectory, Turn
 from sandbox.wire import Limits, ToolResult
 
 
@@ -115,6 +115,9 @@ class ScriptedReplica:
         self.weights: list[tuple[str, int]] = []
         self.events: list[str] = []
         self.canary = np.zeros(3, np.float32)
+        self.scored: list[tuple[list[int], int]] = []
+        self.score_gate: Gate | None = None
+        self.dies_of_scoring = False
         self.start_error: Exception | None = None
         self.fail_updates = 0
         self.update_gate: Gate | None = None
@@ -265,6 +268,27 @@ class ScriptedReplica:
         self._alive()
         assert not self.asleep
         return self.canary
+
+    async def score(self, token_ids: Sequence[int], start: int, top: int = 0) -> TokenScores:
+        """Gives each token `logprob_of`, and the likeliest ones the same in the order of their ids."""
+        self._alive()
+        self.scored.append((list(token_ids), start))
+        self.in_flight += 1
+        try:
+            if self.score_gate is not None:
+                await self.score_gate.passed()
+                if self.dies_of_scoring:
+                    self.die()
+                self._alive()
+        finally:
+            self.in_flight -= 1
+        ids = list(token_ids)[start:]
+        return TokenScores(
+            logprobs_T=np.float32([logprob_of(token) for token in ids]),
+            top=top,
+            top_ids=np.int32([*range(top)] * len(ids)),
+            top_logprobs=np.float32([logprob_of(token) for token in range(top)] * len(ids)),
+        )
 
     def stalled(self, now: float) -> str | None:
         return "it stalls" if self.stalls else None

@@ -20,12 +20,12 @@ SMALL = ["eval_problems=8", "prompts_per_step=4", "group_size=2"]
 NOT_COMPARED = (
     *("time/", "nodes/", "stage/", "kv_peak/", "kv/", "host/", "gpu/", "replicas/"),
     *("tools/latency", "tools/queue", "tools/run_", "tools/overlap"),
-    *("prefix_hit_rate", "peak_bytes", "trajectories_resumed"),
+    *("prefix_hit_rate", "peak_bytes", "trajectories_resumed", "distill/overlap"),
 )
 
 
-def command(runs: Path, *fields: str) -> list[str]:
-    return [*QUICKSTART, f"runs={runs}", *fields]
+def command(runs: Path, *fields: str, recipe: Path = ROOT / "recipes" / "quickstart.py") -> list[str]:
+    return [sys.executable, "-u", str(recipe), f"runs={runs}", *fields]
 
 
 def metrics(folder: Path) -> list[dict]:

@@ -5,7 +5,8 @@ Invariants
 - With `fp32_head` logits are products of the same bf16 hidden states and weights, multiplied and kept in fp32.
 - Activation checkpointing and offload and the kind of attention change results only by rounding.
 
-Shape legend: R = 1 row of L tokens, M positions with loss, V vocabulary, H hidden size.
+Shape legend: R = 1 row of L tokens, M positions with loss, J tokens that are scored at each, V vocabulary, H hidden
+size.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Scorer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns log p(targets_M) in fp32, and the (detached) entropy there, both [M].
 
-        lengths: those of the row's trajectories. shared: how many tokens at the row's beginning all of them continue.
+        targets_M: one token for each position, or several as [M, J]; the log-probabilities have its shape. lengths:
+        those of the row's trajectories. shared: how many tokens at the row's beginning all of them continue.
         """
         with self._kept_activations(token_ids_RL.device):
             hidden_RLH = self.model.base_model(
@@ -87,14 +89,16 @@ def _score(head: Callable[[Tensor], Tensor], hidden_MH: Tensor, targets_M: Tenso
 
 
 class LogProb(torch.autograd.Function):
-    """Computes (log p(targets_M), entropy_M) of logits_MV in fp32; the entropy carries no gradient.
+    """Computes (log p(targets), entropy_M) of logits_MV in fp32; the entropy carries no gradient.
+
+    targets: [M], or [M, J] for several tokens of each position; the log-probabilities have their shape.
 
     It overwrites logits that are fp32. Two tensors of [M, V] exist at once, and the probabilities are kept: a third of
     what log_softmax and a separate entropy would touch.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits_MV: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits_MV = logits_MV.float()
         # Relative to the largest logit a likely token's log-probability is small, so no digits cancel.
         logits_MV -= logits_MV.amax(-1, keepdim=True)
@@ -102,15 +106,16 @@ class LogProb(torch.autograd.Function):
         sum_M1 = probs_MV.sum(-1, keepdim=True)
         probs_MV /= sum_M1
         log_sum_M = sum_M1.log().squeeze(-1)
-        logprobs_M = logits_MV.gather(-1, targets_M[:, None]).squeeze(-1) - log_sum_M
+        targets_MJ = targets if targets.dim() == 2 else targets[:, None]
+        logprobs_MJ = logits_MV.gather(-1, targets_MJ) - log_sum_M[:, None]
         # A matrix product, since the elementwise product would be a third tensor.
         entropy_M = log_sum_M - torch.bmm(probs_MV[:, None], logits_MV[:, :, None]).flatten()
-        ctx.save_for_backward(probs_MV, targets_M)
+        ctx.save_for_backward(probs_MV, targets_MJ)
         ctx.mark_non_differentiable(entropy_M)
-        return logprobs_M, entropy_M
+        return logprobs_MJ.reshape(targets.shape), entropy_M
 
     @staticmethod
-    def backward(ctx: Any, *grads_M: Tensor) -> tuple[Tensor, None]:
-        probs_MV, targets_M = ctx.saved_tensors
-        grad_M1 = grads_M[0][:, None]
-        return (probs_MV * -grad_M1).scatter_add_(1, targets_M[:, None], grad_M1), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        probs_MV, targets_MJ = ctx.saved_tensors
+        grad_MJ = grads[0].reshape(targets_MJ.shape)
+        return (probs_MV * -grad_MJ.sum(-1, keepdim=True)).scatter_add_(1, targets_MJ, grad_MJ), None

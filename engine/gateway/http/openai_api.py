@@ -30,8 +30,9 @@ from engine.gateway.requests import (
 )
 from engine.gateway.system_messages import is_billing, without_billing
 from engine.gateway.tool_loop import Answer as AgentAnswer
-from engine.replica.port import SEEDS
+from engine.replica.port import MOST_TOP, SEEDS
 from engine.rollout.chat_template import ChatTemplate, Message
+from engine.types import TokenScores
 
 IGNORED = (
     "user",
@@ -160,11 +161,15 @@ class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
     prompt: str | list[str | int | list[int]]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOP)] | None = None
+    """vLLM's: also the log-probabilities of the prompt's tokens, and of so many likeliest ones in their places."""
 
     def requests(self, chat: ChatTemplate) -> list[TextRequest]:
         """Returns n requests for each prompt. Raises BadRequest."""
         if not self.prompt:
             raise BadRequest("prompt", "must not be empty")
+        if self.prompt_logprobs is not None and self.stream:
+            raise BadRequest("prompt_logprobs", "must be left out of a request that streams")
         kinds = {type(each) for each in self.prompt}
         if len(kinds) > 1:
             raise BadRequest("prompt", "must be text, a list of texts, token ids, or a list of token ids")
@@ -425,6 +430,26 @@ class TextAnswer(Answer):
     def __init__(self, model: str, chat: ChatTemplate, *, n: int, logprobs: bool, token_ids: bool) -> None:
         super().__init__(model, chat, n=n, logprobs=logprobs, token_ids=token_ids)
         self._head = self._head.replace(b".chunk", b"")
+        self.prompts: list[list[dict[str, Any] | None]] = []
+        """The log-probabilities of each prompt, by `prompt_logprobs`; empty if nobody asked."""
+
+    def prompt_logprobs(self, token_ids: Sequence[int], scores: TokenScores) -> list[dict[str, Any] | None]:
+        """Returns the scores of all tokens but the first in vLLM's form: {id: entry} for each, None for the first.
+
+        The token's own entry has a rank only if it is among the likeliest ones.
+        """
+        ids_TK, logprobs_TK = scores.top_TK
+        rows: list[dict[str, Any] | None] = [None]
+        columns = zip(token_ids[1:], scores.logprobs_T.tolist(), ids_TK.tolist(), logprobs_TK.tolist(), strict=True)
+        for token, own, likeliest, logprobs in columns:
+            row = {str(token): self._entry(token, own, None)}
+            ranked = enumerate(zip(likeliest, logprobs, strict=True), 1)
+            row |= {str(other): self._entry(other, value, rank) for rank, (other, value) in ranked}
+            rows.append(row)
+        return rows
+
+    def _entry(self, token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self._chat.decode([token])}
 
     def _choice(self, index: int, finished: Finished, shown: str) -> dict[str, Any]:
         return {
@@ -434,6 +459,7 @@ class TextAnswer(Answer):
             "finish_reason": "length" if finished.reason == "length" else "stop",
             "stop_reason": finished.stop,
             **({"token_ids": finished.token_ids} if self._token_ids else {}),
+            **({"prompt_logprobs": self.prompts[index // self._n]} if self.prompts else {}),
         }
 
     def _content(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:

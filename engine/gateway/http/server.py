@@ -34,7 +34,7 @@ from engine.gateway.http.metrics import Metrics
 from engine.gateway.http.models import list_of, model_entry
 from engine.gateway.http.responses_reply import Reply
 from engine.gateway.kept_responses import WITHOUT_SESSION, KeptResponses
-from engine.gateway.requests import Begun, Event, Finished, Text, TooLong
+from engine.gateway.requests import BadRequest, Begun, Event, Finished, Text, TooLong
 from engine.gateway.session import Session
 from engine.gateway.tool_loop import ToolLoop
 from sandbox.http.connections import PATIENCE_S, Connections
@@ -274,9 +274,25 @@ class Endpoints:
             logprobs=body.logprobs is not None,
             token_ids=body.return_token_ids,
         )
+        requests = body.requests(self._gateway.chat)
+        if body.prompt_logprobs is not None:
+            await self._score(answer, [each.prompt_ids for each in requests[:: body.n]], body.prompt_logprobs)
         with self._session(request) as session:
-            turns = [session.complete(each, stream=body.stream) for each in body.requests(self._gateway.chat)]
+            turns = [session.complete(each, stream=body.stream) for each in requests]
             return await self._openai(request, turns, answer, body)
+
+    async def _score(self, answer: openai_api.TextAnswer, prompts: Sequence[Sequence[int]], top: int) -> None:
+        """Gives the answer the log-probabilities of prompts. Raises BadRequest for one that a replica refuses."""
+        try:
+            async with asyncio.TaskGroup() as scoring:
+                tasks = [scoring.create_task(self._gateway.fleet.score(ids, 1, top)) for ids in prompts]
+        except ExceptionGroup as errors:
+            error = first_error(errors)
+            raise BadRequest("prompt", str(error)) if isinstance(error, ValueError) else error from errors
+        answer.prompts = [  # in a thread: each token is decoded, of which there may be many thousands
+            await asyncio.to_thread(answer.prompt_logprobs, ids, task.result())
+            for ids, task in zip(prompts, tasks, strict=True)
+        ]
 
     async def _openai(
         self,

@@ -17,7 +17,7 @@ from tests.support.fakes import a_trajectory
 from tests.support.paths import ROOT, TINY
 
 RECIPES = ["quickstart", "train_on_file", "agents/openai_agent", "environments/mixture", "environments/train_verifiers"]
-RECIPES += ["rstar2/rl", "agents/program"]
+RECIPES += ["rstar2/rl", "agents/program", "distill"]
 STEP = {"step": 1, "time/step_s": 10.0, "time/rollout_s": 9.0, "time/learn_s": 1.0, "replicas/busy_s": 4.0}
 ROWS = [
     {"idle/tool_wait_s": 14.0, "tools/calls_jailed": 9},
@@ -43,6 +43,7 @@ def options_of(recipe, tmp_path):
     data.write_text('{"question": "6 * 7?", "answer": "42"}\n')
     given = {
         "train_on_file": [f"data={data}", f"held_out={data}"],
+        "distill": [f"teacher={TINY}"],
         "rstar2/rl": [
             f"model={TINY}",
             f"data={data}",

@@ -17,6 +17,7 @@ from algo.learner.measure.divergence import Diverged, Mismatched, TokenPlace
 from algo.learner.pack import EMPTY, plan
 from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
+from algo.loss.distillation import TopK
 from algo.loss.interface import Tokens, Totals
 from algo.loss.policy_losses import Cispo, Correction, CrossEntropy, Dppo, Gspo, PpoClip, Sapo
 from engine.learner import messages
@@ -369,3 +370,46 @@ def test_a_gradient_that_is_not_finite_below_a_finite_loss_says_so(trainer):
     with pytest.raises(Diverged, match=r"minibatch 1 of 2.*grad_norm nan"):
         subject.train(batch(4))
     assert torch.equal(weights(subject), before)
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+@pytest.mark.parametrize("micro_batch_tokens", [50, 4096])
+def test_a_teachers_likeliest_tokens_reach_the_loss_with_their_gradient(shared, bare, direction, micro_batch_tokens):
+    """And so do advantages of tokens, which are added to those of their trajectory."""
+    plain, rng = spread(batch(6)), np.random.default_rng(1)
+    tokens = len(plain.token_ids_N)
+    ids_NK = np.argsort(rng.random((tokens, 512)), 1)[:, :4].astype(np.int32)
+    teacher_NK = rng.dirichlet(np.ones(5), tokens)[:, :4]
+    taught = {
+        "token_advantages_N": rng.normal(size=tokens).astype(np.float32),
+        "teacher_ids_NK": ids_NK,
+        "teacher_logprobs_NK": np.log(teacher_NK).astype(np.float32),
+    }
+    whole = Batch(step=0, **(plain.arrays() | taught))
+    loss = TopK(direction=direction, coef=0.5)
+    seen = bare_tokens(bare, whole)
+    ends_B, added, top = np.cumsum(whole.lengths_B), [], []
+    for end, length in zip(ends_B, whole.lengths_B, strict=True):
+        at = slice(end - length + 1, end)
+        mask = whole.sampled_N[at]
+        ids = torch.from_numpy(whole.token_ids_N[end - length : end]).long()
+        logprobs = bare(ids[None]).logits[0, :-1].log_softmax(-1)[torch.from_numpy(mask)]
+        top.append(logprobs.gather(-1, torch.from_numpy(ids_NK[at][mask]).long()))
+        added.append(torch.from_numpy(taught["token_advantages_N"][at][mask]))
+    mask_N = np.concatenate(
+        [np.r_[False, whole.sampled_N[e - n + 1 : e]] for e, n in zip(ends_B, whole.lengths_B, strict=True)]
+    )
+    seen = seen._replace(
+        advantages_M=seen.advantages_M + torch.cat(added),
+        top_logprobs_MK=torch.cat(top),
+        teacher_logprobs_MK=torch.from_numpy(taught["teacher_logprobs_NK"][mask_N]),
+    )
+    wanted, counts = loss(seen, Totals(len(seen.logprobs_M), seen.sequences))
+    bare.zero_grad()
+    wanted.backward()
+    (minibatch,) = plan(whole, minibatches=1, micro_batch_tokens=micro_batch_tokens, ranks=1, seed=0)
+    result, _ = gradient(shared, loss, minibatch)
+    norm = torch.stack([it.grad.norm() for it in bare.parameters() if it.grad is not None]).norm()
+    assert result["loss"] == pytest.approx(wanted.item(), rel=1e-4)
+    assert result["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+    assert result["teacher_kl"] == pytest.approx(counts["teacher_kl"].item(), rel=1e-4)

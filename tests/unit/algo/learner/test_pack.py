@@ -133,3 +133,25 @@ def test_trajectories_without_a_target_are_left_out():
     whole = batch(3)
     nothing = Batch(step=0, **(whole.arrays() | {"sampled_N": np.zeros_like(whole.sampled_N)}))
     assert plan(nothing, minibatches=2, micro_batch_tokens=64, ranks=2, seed=0) == []
+
+
+@examples(20)
+@given(st.integers(1, 12), arguments)
+def test_advantages_of_tokens_are_added_to_those_of_their_sequence(trajectories, options):
+    whole = batch(trajectories)
+    rng = np.random.default_rng(trajectories)
+    own_N = rng.normal(size=len(whole.token_ids_N)).astype(np.float32)
+    ids_NK = rng.integers(0, 512, (len(own_N), 3)).astype(np.int32)
+    taught = dataclasses.replace(
+        whole, token_advantages_N=own_N, teacher_ids_NK=ids_NK, teacher_logprobs_NK=-ids_NK.astype(np.float32)
+    )
+    plain, mixed = (micros_of(planned(each, **options)) for each in (whole, Batch.of_arrays(0, taught.arrays())))
+    place = {}  # a token's own advantage by its id and log-probability, which no other token of the batch has
+    for at in np.flatnonzero(whole.sampled_N):
+        place[int(whole.token_ids_N[at]), float(whole.logprobs_N[at])] = at
+    for before, after in zip(plain, mixed, strict=True):
+        at_M = [place[key] for key in zip(after.targets_M.tolist(), after.old_logprobs_M.tolist(), strict=True)]
+        np.testing.assert_allclose(after.advantages_M, before.advantages_M + own_N[at_M], rtol=1e-6)
+        assert (after.teacher_ids_MK == ids_NK[at_M]).all()
+        assert (after.teacher_logprobs_MK == -ids_NK[at_M]).all()
+        assert before.teacher_ids_MK.shape == (len(before.targets_M), 0)

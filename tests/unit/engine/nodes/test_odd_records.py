@@ -16,7 +16,7 @@ from engine.nodes.messages import Build, Grant, Hello, Job, NodeBeat, Numbered, 
 from engine.run.journal import Journal
 from engine.run.journal_records import Began, Decided, Ended, Grown, Piece, parts
 from engine.telemetry.timeline import Timeline
-from engine.types import Segment, StopReason, Trajectory, Turn
+from engine.types import Segment, StopReason, TokenScores, Trajectory, Turn
 from tests.support.examples import examples
 from tests.support.fakes import a_prompt
 from tests.support.paths import ROOT
@@ -168,9 +168,18 @@ ODD = [
             )
         )
     ],
+    [grown(), ended(teacher=TokenScores.none(1, 0))],  # the teacher's scores are those of all tokens
+    [ended(teacher=TokenScores.none(2, 3))],
     [b"\xff"],
     [msgspec.msgpack.encode(["Decided"])],
 ]
+
+
+def test_a_groups_scores_of_a_teacher_come_with_its_tokens(tmp_path):
+    scores = TokenScores(logprobs_T=np.float32([np.nan, -0.5]))
+    group, _, _ = sent(tmp_path, grown(), ended(teacher=scores), ended(1), decided(0, 1))
+    np.testing.assert_array_equal(group.trajectories[0].teacher.logprobs_T, scores.logprobs_T)
+    assert group.trajectories[1].teacher is None
 
 
 @pytest.mark.parametrize("records", ODD)

@@ -7,6 +7,7 @@ import numpy as np
 from engine.encoding import encode
 from engine.recording.groups import Place, StepRecords, places_of, whole_groups
 from engine.recording.records import decode
+from engine.recording.rollouts import with_tokens
 from engine.types import (
     Batch,
     Boundary,
@@ -16,6 +17,7 @@ from engine.types import (
     PromptLimits,
     RolloutError,
     Segment,
+    TokenScores,
 )
 from tests.support.algo_fakes import tool_use
 from tests.support.fakes import a_prompt, a_trajectory
@@ -137,3 +139,17 @@ def test_numbers_of_the_learner_are_those_of_their_sequence_and_only_of_whole_gr
     assert first.trajectories[1][0].logprobs_T is not None
     assert second.trajectories[0][0].logprobs_T is None
     assert len(second.trajectories[0][0].token_ids_T) == 7
+
+
+def test_what_a_teacher_said_of_a_whole_group_is_recorded():
+    main = a_trajectory(0, prompt=a_prompt(0), reward=1.0, sampled=4)
+    values_T = np.where(main.sampled_T, -0.5, np.nan).astype(np.float32)
+    taught = replace(main, teacher=TokenScores(logprobs_T=values_T))
+    group = a_group(0, trajectories=(taught,), kept=(0,), advantages_K=np.ones(1))
+    other = a_group(1, trajectories=(taught,), kept=(0,), advantages_K=np.ones(1))
+    step = records_of([group, other])
+    recorded, tokens = step.records(), [decode(encode(each)) for each in step.tokens({})]
+    assert recorded[0].group.trajectories[0].teacher is None, "the numbers of tokens are with the tokens"
+    found, thinned = (with_tokens(decode(encode(it)), of, None) for it, of in zip(recorded, tokens, strict=True))
+    np.testing.assert_array_equal(found.trajectories[0].teacher.logprobs_T, values_T)
+    assert thinned.trajectories[0].teacher is None

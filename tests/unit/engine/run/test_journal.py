@@ -19,7 +19,7 @@ from engine.run.journal_records import Piece, join_pieces, parts
 from engine.stages.admit import AdmittedPrompt
 from engine.stages.group import GroupConfig, groups
 from engine.telemetry.timeline import Timeline
-from engine.types import Boundary, Group, RolloutError, StopReason
+from engine.types import Boundary, Group, RolloutError, Segment, StopReason, TokenScores
 from tests.support.examples import examples
 from tests.support.fakes import Clock, Echo, Prompts, a_prompt, a_trajectory, a_use
 from tests.support.node import ANSWER, CHAT, END, Setup, call
@@ -477,3 +477,30 @@ async def test_one_that_failed_by_our_fault_has_another_chance(tmp_path):
     group, started = await group_of(Journal(tmp_path))
     assert started == [1]
     assert group.rewards_G.tolist() == [0.5, 1.0]
+
+
+async def test_a_teachers_scores_are_read_back_to_the_last_bit(tmp_path):
+    """Also where a turn's tokens are in a record before the one that has the scores: nodes send the same records."""
+    async with Setup([call("1") + END], [ANSWER]) as node:
+        journal = Journal(tmp_path)
+        prompt = journal.draw(0, 0, iter([a_prompt()]))
+        log = journal.log(0, 0, 0)
+        whole = await node.rollouts.run(prompt, 0, 0, log=log)
+    tokens = len(whole.token_ids_T)
+    rng = np.random.default_rng(0)
+    teacher = TokenScores(
+        logprobs_T=np.where(whole.sampled_T, rng.normal(size=tokens), np.nan).astype(np.float32),
+        top=3,
+        top_ids=rng.integers(0, 500, 3 * tokens).astype(np.int32),
+        top_logprobs=rng.normal(size=3 * tokens).astype(np.float32),
+    )
+    segment = Segment(
+        **{name: getattr(whole, name) for name in ("token_ids_T", "sampled_T", "logprobs_T", "versions_T")}
+    )
+    log.end(replace(whole, reward=1.0, teacher=teacher, segments=(replace(segment, teacher=teacher),)), tokens=9)
+    found = Journal(tmp_path).log(0, 0, 0).finished
+    assert same(found, whole)
+    for part in found.parts:
+        for name in ("logprobs_T", "top_ids", "top_logprobs"):
+            np.testing.assert_array_equal(getattr(part.teacher, name), getattr(teacher, name))
+        assert [array.shape for array in part.teacher.top_TK] == [(tokens, 3), (tokens, 3)]

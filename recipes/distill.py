@@ -1,0 +1,120 @@
+"""Distils a teacher into a student on the student's own rollouts: every token that it samples is rated at once.
+
+    python recipes/distill.py teacher=runs/quickstart/checkpoint [field=value ...]     (--help lists the fields)
+    python recipes/distill.py teacher=http://gpu-2:8000/v1 model=models/Qwen3-0.6B ...
+
+The student is the tiny agent before its reinforcement, the task that of the quick start. A teacher is a folder, which a
+replica beside the student's serves, or a server: `rocstar gateway`, or vLLM's own. It may be of another size, and must
+have the student's vocabulary. recipes/distill.md says what is learnt, and how to distil another pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from algo.distill import CLIP, distilled
+from algo.eval_stats import avg_at_k
+from algo.group.batch import select_and_score
+from algo.learner.config import LearnerConfig
+from algo.loss.distillation import TopK
+from algo.reward.math_reward import MathReward
+from engine.assembly.config import TrainingConfig
+from engine.assembly.training import training
+from engine.programs.main import main
+from engine.recipe import Recipe, Run
+from engine.teacher.config import TeacherConfig
+from engine.teacher.opened import teacher_of
+from engine.telemetry.watchdog import exit_process
+from recipes.options import ADVANTAGES, LOSSES, EvalOptions, SandboxOptions
+from recipes.tiny.task import prompts, python_tool
+from sandbox import TIERS
+from sandbox.require import at_least, positive, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(EvalOptions, SandboxOptions):
+    """The shared options (recipes/options.py), with fewer and smaller steps: each token teaches, not each answer."""
+
+    teacher: Annotated[str, "checkpoint, a Hugging Face folder; or a server, http://HOST:PORT/v1"] = ""
+    reward_weight: Annotated[
+        float, "weight of the group's advantages beside the teacher's; 0: rewards are only shown"
+    ] = 0.0
+    kl_clip: Annotated[float, "nats: bound of |teacher - sampler| of a token's log-probability, its advantage"] = CLIP
+    top_k: Annotated[
+        int, "compare this many of the teacher's likeliest tokens in place of the sampled one, up to 20"
+    ] = 0
+    direction: Annotated[Literal["reverse", "forward"], "with top_k: KL(student || teacher), or the other way"] = (
+        "reverse"
+    )
+    teacher_deadline_s: Annotated[float, "seconds in which the teacher must score a turn; then the run stops"] = 120.0
+    teacher_devices: Annotated[tuple[int, ...], "GPUs of a teacher in a folder; none: the CPU"] = ()
+    algorithm: Literal["roc", "grpo", "random"] = "grpo"
+    steps: int = 30
+    group_size: int = 2
+    eval_every: int = 2
+    slots: int | None = 8
+    tool_wall_s: float = 2.0
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, minibatches=2)  # noqa: RUF009  frozen
+
+    def __post_init__(self) -> None:
+        require("reward_weight", self.reward_weight, at_least(0))
+        require("kl_clip", self.kl_clip, positive)
+        self.of_teacher.check_student(self.model)
+        super().__post_init__()
+
+    @property
+    def of_teacher(self) -> TeacherConfig:
+        """The teacher, and what it is asked."""
+        return TeacherConfig(
+            teacher=self.teacher, top=self.top_k, deadline_s=self.teacher_deadline_s, devices=self.teacher_devices
+        )
+
+    def training(self) -> TrainingConfig:
+        config = super().training()
+        loss = TopK(direction=self.direction, policy=LOSSES[self.loss]) if self.top_k else LOSSES[self.loss]
+        return replace(
+            config,
+            learner=replace(config.learner, loss=loss),
+            sandbox=self.sandbox(TIERS[:1], memory_bytes=512 << 20),  # no import of this task needs another tier
+            title="on-policy distillation",
+        )
+
+
+async def train(config: Config, run: Run) -> dict[str, Any]:
+    held_out = list(islice(prompts("test", 0), config.eval_problems))
+    advantage = ADVANTAGES[config.advantage]
+    select = select_and_score(config.selector, config.seed, advantage=advantage, keep_flat=True)
+    make_batch = partial(
+        distilled, clip=config.kl_clip, reward_weight=config.reward_weight, top=config.top_k, advantage=advantage
+    )
+    async with (
+        training(config.training(), run, sinks=config.sinks(run)) as job,
+        teacher_of(
+            config.of_teacher,
+            student=config.model,
+            chat=job.chat,
+            max_tokens=config.rollout.max_tokens,
+            replicas=config.replicas,
+            note=job.note,
+        ) as teacher,
+    ):
+        rollouts = job.rollouts([python_tool(job.sandbox)])
+        reward = MathReward(integers_only=True)
+        evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
+        return await job.run(
+            [
+                job.admit(prompts("train", config.seed)),
+                job.group(teacher.scores(rollouts), reward, select),
+                job.batch(),
+                job.train(make_batch, evaluations=[evaluation], measure=partial(teacher.measured, clip=config.kl_clip)),
+            ]
+        )
+
+
+recipe = Recipe(config=Config, train=train)
+
+if __name__ == "__main__":
+    exit_process(main(recipe))
