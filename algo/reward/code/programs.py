@@ -1,0 +1,30 @@
+"""Texts of the programs that run in the jail: a guest file of ours with the codec before it."""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import re
+from pathlib import Path
+from typing import Literal
+
+GUEST = Path(__file__).with_name("guest")
+LOOKED_AT = 100_000  # characters in which imports are looked for, as `sandbox.tiers` does
+IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+
+
+@functools.cache
+def guest_program(name: Literal["candidate", "checks"]) -> str:
+    """Returns the text of a guest program that reads its request from standard input."""
+    parts = [GUEST.joinpath(f"{file}.py").read_text() for file in ("plain", name)]
+    return "\n".join([*parts, "main(encode, decode)\n"])
+
+
+def with_imports(program: str, *codes: str) -> str:
+    """Returns the program with a line that is never run, by which the sandbox sees what the codes will import.
+
+    It chooses by that a warmed interpreter which has those modules already.
+    """
+    modules = {name for code in codes for name in IMPORT.findall(code[:LOOKED_AT])}
+    usable = sorted(name for name in modules if name.isidentifier() and not keyword.iskeyword(name))
+    return program + "".join(f"if 0:\n    import {name}\n" for name in usable)
