@@ -206,7 +206,7 @@ HEAVY = {
     "datasets": ("engine/data/tables.py",),
 }
 MOST_FILES = 18  # Python files in a folder
-INSIDE_THE_JAIL = ("sandbox/inside/", "algo/reward/maths/guest/")
+INSIDE_THE_JAIL = ("sandbox/inside/", "algo/reward/maths/guest/", "algo/reward/code/guest/")
 
 
 def name(path):

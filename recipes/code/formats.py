@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import base64
 import binascii
+import builtins
 import io
 import json
 import pickle
@@ -70,8 +71,10 @@ def answer_of(row: Row) -> str:
 def _ours(row: Row) -> Task:
     try:
         value = row["problem"]
-        problem = msgspec.json.decode(value, type=Problem) if isinstance(value, str) else msgspec.convert(value, Problem)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        problem = (
+            msgspec.json.decode(value, type=Problem) if isinstance(value, str) else msgspec.convert(value, Problem)
+        )
+    except (msgspec.ValidationError, ValueError) as error:
         raise ValueError(f"problem: {error}") from error
     return Task(question=_text(row, "question"), problem=problem, prefix=row.get("prefix") or "")
 
@@ -93,13 +96,14 @@ def _humaneval(row: Row) -> Task:
 def _mbpp(row: Row) -> Task:
     tests = _texts(row, "test_list")
     hidden = (*tests, *_texts(row, "challenge_test_list"))
-    setup = "\n".join([row.get("test_setup_code") or "", *_texts(row, "test_imports")])
+    # Tests of MBPP use math without importing it: their authors' programs did.
+    setup = "\n".join(["import math", row.get("test_setup_code") or "", *_texts(row, "test_imports")])
     text = row.get("text") or _text(row, "prompt")
-    common = {"setup": setup, "functions": _called(setup, hidden), "reference": row.get("code") or ""}
+    functions, reference = _called(setup, hidden), row.get("code") or ""
     problem = Problem(
         name=_name(row, "task_id"),
-        hidden=FunctionTests(tests=hidden, **common),
-        public=FunctionTests(tests=tests[:1], **common),
+        hidden=FunctionTests(setup=setup, functions=functions, tests=hidden, reference=reference),
+        public=FunctionTests(setup=setup, functions=_called(setup, tests[:1]), tests=tests[:1]),
     )
     return Task(question=f"{text}\n\nYour program has to pass this test, and others:\n\n{tests[0]}", problem=problem)
 
@@ -116,8 +120,10 @@ def _apps(row: Row) -> Task:
     reference = _first_solution(row)
     hidden: Tests
     if function:
-        # APPS has a result bare, or as the only part of a list; both are right.
-        tests = [_call(function, args, [result, *(result if _single(result) else [])]) for args, result in zip(inputs, outputs, strict=True)]
+        # Some rows wrap each result in a list. Where all are lists of one, nothing says which, and both are right.
+        wrapped = all(isinstance(result, list) and len(result) == 1 for result in outputs)
+        results = [[result, *(result if wrapped else [])] for result in outputs]
+        tests = [_call(function, given, either) for given, either in zip(inputs, results, strict=True)]
         hidden = FunctionTests(setup=LISTS, functions=(function,), tests=tuple(tests), reference=reference)
     else:
         cases = [Case(stdin=_lines(each), expected=(_lines(out),)) for each, out in zip(inputs, outputs, strict=True)]
@@ -165,14 +171,22 @@ def _cases(row: Row, field: str) -> list[Row]:
 
 
 def _unpacked(text: str) -> str:
-    """Returns the text in a packed field. The pickle may hold a text and no other object, so reading it runs no code."""
+    """Returns the text in a packed field. The pickle may hold text and no other object, so reading it runs no code."""
     try:
         unzip = zlib.decompressobj()
         data = unzip.decompress(base64.b64decode(text, validate=True), MOST_BYTES)
         if unzip.unconsumed_tail:
             raise ValueError(f"more than {MOST_BYTES} bytes")
         value = _TextOnly(io.BytesIO(data)).load()
-    except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError) as error:
+    except (
+        binascii.Error,
+        zlib.error,
+        pickle.UnpicklingError,
+        EOFError,
+        IndexError,
+        KeyError,
+        AttributeError,
+    ) as error:
         raise ValueError(f"neither JSON nor packed: {error}") from error
     if not isinstance(value, str):
         raise ValueError(f"a packed {type(value).__name__} instead of text")
@@ -199,10 +213,6 @@ def _call(function: str, arguments: Sequence[Any], expected: Sequence[Any]) -> s
     """Returns the test that a call gives one of the values."""
     call = f"{function}({', '.join(map(repr, arguments))})"
     return f"assert plain({call}) in [plain(value) for value in {list(expected)!r}]"
-
-
-def _single(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 1
 
 
 def _lines(value: Any) -> str:
@@ -234,8 +244,6 @@ def _first_solution(row: Row) -> str:
 
 def _called(setup: str, tests: Sequence[str]) -> tuple[str, ...]:
     """Returns the names that tests use and nobody has defined: the functions that a program has to have."""
-    import builtins
-
     try:
         trees = [ast.parse(code) for code in (setup, *tests)]
     except SyntaxError as error:
@@ -243,10 +251,11 @@ def _called(setup: str, tests: Sequence[str]) -> tuple[str, ...]:
     nodes = [node for tree in trees for node in ast.walk(tree)]
     defined = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     defined |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    defined |= {(each.asname or each.name).partition(".")[0] for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for each in node.names}
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    defined |= {(each.asname or each.name).partition(".")[0] for node in imports for each in node.names}
     defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     used = dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
-    return tuple(name for name in used if name not in defined and not hasattr(builtins, name) and name != "math")
+    return tuple(name for name in used if name not in defined and not hasattr(builtins, name))
 
 
 def _text(row: Row, field: str) -> str:

@@ -2,8 +2,8 @@
 
 Invariants
 - A program can neither read nor forge the tests, see `algo.reward.code.function_tests` and `program_tests`.
-- A truncated rollout gets 0, and so does one without a program, or with one that exceeds a limit: a policy cannot escape
-  its 0 by programs that hang.
+- A truncated rollout gets 0, and so does one without a program, or with one that exceeds a limit: a policy cannot
+  escape its 0 by programs that hang.
 - What could not be graded through no fault of the program raises GraderUnavailable and is never a reward of 0: no
   sandbox, a lost call, a machine too busy for the tests, a test that cannot be graded safely.
 """
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Literal
 
-from algo.reward.answers import final_turn
-from algo.reward.code.extract import last_program
+from algo.reward.code.extract import program_in_answer
 from algo.reward.code.function_tests import Call, grade_functions
 from algo.reward.code.problem import FunctionTests, Tests, decode_problem
 from algo.reward.code.program_tests import grade_program
@@ -67,9 +67,7 @@ class CodeGrader:
                 program, tests, self._runner, self._limits, stop=self._stop, at_once=self._at_once
             )
         known = self._calls.get(tests, ())
-        graded, calls = await grade_functions(
-            program, tests, self._runner, self._limits, stop=self._stop, known=known
-        )
+        graded, calls = await grade_functions(program, tests, self._runner, self._limits, stop=self._stop, known=known)
         if all(graded.passed) and tests not in self._calls:  # of another program's calls some may be its own idea
             if len(self._calls) >= REMEMBERED:
                 del self._calls[next(iter(self._calls))]
@@ -80,18 +78,24 @@ class CodeGrader:
 class CodeReward:
     """Grades a trajectory by the hidden tests of its prompt, whose `answer` is a Problem (`encode_problem`).
 
-    The program is the last ```python block of the last turn. The system message or the question has to ask for it;
-    if the first SUSPICIOUS trajectories have none, that is logged.
-
     score: "all" is 1.0 if all tests pass, else 0.0, and stops at the first that fails; "share" is the share of tests
-    that pass. The share that passed is a score of the grade in either case; with "all" it counts up to the first failure.
+    that pass. The grade has that share as the score `tests`; with "all" it counts up to the first failure.
+    program: finds the program, by default in the last ```python block of the last turn. The system message or the
+    question has to ask for it; if the first SUSPICIOUS trajectories have none, that is logged.
     """
 
     def __init__(
-        self, runner: ToolRunner, *, score: Score = "all", limits: Limits = TEST_LIMITS, at_once: int = 8
+        self,
+        runner: ToolRunner,
+        *,
+        score: Score = "all",
+        program: Callable[[Trajectory], str | None] = program_in_answer,
+        limits: Limits = TEST_LIMITS,
+        at_once: int = 8,
     ) -> None:
         require("CodeReward.score", score, one_of("all", "share"))
         self.score = score
+        self._program = program
         self.grader = CodeGrader(runner, limits=limits, stop=score == "all", at_once=at_once)
         self._problem = functools.lru_cache(64)(decode_problem)
         self._without: int | None = 0  # None: a program was seen, or the warning was given
@@ -99,7 +103,7 @@ class CodeReward:
 
     async def __call__(self, trajectory: Trajectory) -> Grade:
         """Raises GraderUnavailable."""
-        program = last_program(final_turn(trajectory))
+        program = self._program(trajectory)
         self._look_for_programs(program)
         truncated = trajectory.stop is not StopReason.ANSWER or any(turn.truncated for turn in trajectory.turns)
         if program is None or truncated:
@@ -123,7 +127,8 @@ class CodeReward:
         if self._without == SUSPICIOUS:
             self._without = None
             log.warning(
-                "none of the first %d trajectories has a program, so each has reward 0: CodeReward reads the last "
-                "```python block of the last turn. Fix: ask for it in the system message or the question",
+                "none of the first %d trajectories has a program, so each has reward 0: %s "
+                "finds none. Fix: ask for a program in the system message or the question, unless limits cut it off",
                 SUSPICIOUS,
+                getattr(self._program, "__name__", "program"),
             )

@@ -1,8 +1,8 @@
 """Grades a program by what it prints for inputs.
 
-Each case is a jailed call of the program, which gets its input on stdin and nothing else. It passes if the program ended
-with exit code 0 within the limits, its output was not cut, and the output is right. The comparison is made here, on text,
-or by the data set's checker in a jailed call of its own.
+Each case is a jailed call of the program, which gets its input on stdin and nothing else. It passes if the program
+ended with exit code 0 within the limits, its output was not cut, and the output is right. The comparison is made here,
+on text, or by the data set's checker in a jailed call of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a program that is not trusted, and calls functions of it.
 
-It reads from standard input {"program": text, "calls": [[function, arguments], ...]}, arguments as `plain.encode` writes
-the pair of a tuple and a dict. It prints a line `loaded` and then a line for each call:
+It reads from standard input {"program": text, "calls": [[function, arguments], ...]}, arguments as `plain.encode`
+writes the pair of a tuple and a dict. It prints a line `loaded` and then a line for each call:
 
     ["value", result, changes]     changes: [index, value] of each argument that the call changed
     ["raised", name, message]      name: the closest builtin Exception
@@ -38,8 +38,8 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
     try:
         exec(compile(request["program"], "solution.py", "exec", 0, True), module.__dict__)
         for name in {name for name, _ in request["calls"]}:
-            methods = module.__dict__.get("Solution")
-            functions[name] = module.__dict__[name] if name in module.__dict__ else getattr(methods(), name)
+            at_top = name in module.__dict__
+            functions[name] = module.__dict__[name] if at_top else getattr(module.__dict__["Solution"](), name)
     except BaseException as error:
         tell(f"failed {ascii_line(error)}")
         os._exit(0)
@@ -58,7 +58,9 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
             answer = ["value", result]
         try:
             if answer[0] == "value":
-                answer.append([[index, value] for index, value in enumerate(positional) if encode(value) != before[index]])
+                answer.append(
+                    [[index, value] for index, value in enumerate(positional) if encode(value) != before[index]]
+                )
             tell(encode(answer))
         except BaseException as error:
             tell(encode(["lost", ascii_line(error)]))

@@ -1,7 +1,7 @@
 """Runs the tests of a data set on what a program answered, in a process in which the program never runs.
 
-It reads from standard input {"setup", "functions", "tests", "answers", "stop"}: `answers` are [call, answer] in the order
-in which the program was called, an answer being a line of `candidate` or null. It prints one line of JSON:
+It reads from standard input {"setup", "functions", "tests", "answers", "stop"}: `answers` are [call, answer] in the
+order in which the program was called, an answer being a line of `candidate` or null. It prints one line of JSON:
 
     {"tests": [[verdict, detail], ...], "asked": [function, arguments] or null, "refused": [test, reason] or null}
 
@@ -20,10 +20,12 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
     request = json.loads(sys.stdin.buffer.read())
     channel = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    answers = {}
+    answers: dict = {}
     for call, answer in request["answers"]:
         answers.setdefault(tuple(call), []).append(answer)
-    asked, refused, lost = [], [], []
+    asked: list = []
+    refused: list = []
+    lost: list = []
 
     # A BaseException, and noted beside it: tests may catch what they like and cannot pass without an answer.
     class NoAnswer(BaseException):
@@ -59,13 +61,13 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                 if kind == "lost":
                     lose(str(parts[0]))
                 name_of_error, message = parts
-                error = getattr(builtins, name_of_error)
-                if not issubclass(error, Exception):
+                exception = getattr(builtins, name_of_error)
+                if not issubclass(exception, Exception):
                     raise ValueError(name_of_error)
             except (AttributeError, IndexError, TypeError, ValueError):
                 lose("the answer cannot be read")
             try:
-                raised = error(message)
+                raised = exception(message)
             except TypeError:  # UnicodeDecodeError takes five arguments
                 raised = Exception(message)
             raise raised
