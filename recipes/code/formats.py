@@ -25,9 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from algo.reward.code.problem import Case, FunctionTests, Problem, ProgramTests, Tests, encode_problem
+from algo.reward.code.problem import Case, FunctionTests, Problem, ProgramTests, Tests, decode_problem, encode_problem
 
 MOST_BYTES = 256 << 20  # of unpacked private tests; LiveCodeBench's largest have some dozens of MiB
 
@@ -69,13 +67,8 @@ def answer_of(row: Row) -> str:
 
 
 def _ours(row: Row) -> Task:
-    try:
-        value = row["problem"]
-        problem = (
-            msgspec.json.decode(value, type=Problem) if isinstance(value, str) else msgspec.convert(value, Problem)
-        )
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"problem: {error}") from error
+    given = row["problem"]
+    problem = decode_problem(given if isinstance(given, str) else json.dumps(given))
     return Task(question=_text(row, "question"), problem=problem, prefix=row.get("prefix") or "")
 
 

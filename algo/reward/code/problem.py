@@ -97,7 +97,7 @@ def decode_problem(text: str) -> Problem:
     try:
         return msgspec.json.decode(text, type=Problem)
     except msgspec.DecodeError as error:
-        raise ValueError(f"the prompt's answer must be a Problem as JSON: {error}. Fix: encode_problem()") from error
+        raise ValueError(f"a problem must be a Problem as JSON, as encode_problem writes it: {error}") from error
 
 
 # With these, text that a program returned could be run, or read as objects, where the tests are.
