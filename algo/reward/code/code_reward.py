@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # For each test. wall_s is far above cpu_s, so on a busy machine it ends only programs that sleep.
 TEST_LIMITS = Limits(cpu_s=4.0, wall_s=12.0, output_bytes=1 << 20, processes=16)
 REMEMBERED = 4096  # problems of which the calls of their tests are kept
-SUSPICIOUS = 16  # After so many first trajectories without a program, the recipe is suspected not to ask for one.
+SUSPICIOUS = 64  # After so many first trajectories without a program, the recipe is suspected not to ask for one.
 
 Score = Literal["all", "share"]
 
