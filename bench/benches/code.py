@@ -26,7 +26,7 @@ from typing import Annotated
 
 from algo.reward.code.code_reward import CodeGrader
 from algo.reward.code.compare import same
-from algo.reward.code.problem import Case, FunctionTests, ProgramTests, Tests
+from algo.reward.code.problem import Case, FunctionTests, ProgramTests, Rule, Tests
 from bench import ROOT
 from bench.benches.sandbox.contenders import open_box, plain_python
 from bench.benches.sandbox.peer import PeerAddress, open_peer
@@ -58,9 +58,42 @@ class Options:
 
     def peers(self) -> list[PeerAddress]:
         """Raises ValueError for an address that is none."""
+        return [PeerAddress.parse(text, self.peer_pids) for text in self.peer_urls]
+
+    def tests(self) -> list[Tests]:
+        """Returns the tests that have a reference solution. Raises ValueError if there are none."""
+        table = open_table(self.data)
+        hidden = [task_of(table.row(number)).problem.hidden for number in range(len(table))]
+        usable = [tests for tests in hidden if tests.reference and not getattr(tests, "checker", "")]
+        if not usable:
+            raise ValueError(f"data must hold problems with reference solutions, got {self.data}")
+        return usable
+
+
+METRICS = {
+    "cpu_s": milliseconds("CPU", "per graded program, of all processes that run code", form=".2f", kind=Kind.CPU),
+    "over_ours": ratio("/ ours", "CPU over ours in the same round", form=".2f"),
+    "node_cpu_s": milliseconds("node's CPU", "per graded program, of the process that asks", form=".2f", kind=Kind.CPU),
+    "wrong": count("wrong", "programs that did not pass, largest of the rounds", summary="largest"),
+    "programs": count("programs", "graded in a round"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """Grades reference solutions. cpu_s: the CPU seconds so far of the processes that run their code."""
+
+    name: str
+    grade: Grade
+    cpu_s: Callable[[], float]
+    concurrency: int
+
+
+def in_one_process(tests: Tests, *, each_alone: bool) -> list[tuple[str, list[tuple[str, Rule]]]]:
+    """Returns programs with their tests below them, and the texts that each may print, with the rule for it."""
+    if isinstance(tests, ProgramTests):
         cases = tests.cases
         return [(_with_stdin(tests.reference, case), [(each, tests.rule) for each in case.expected]) for case in cases]
-
     groups = [(test,) for test in tests.tests] if each_alone else [tests.tests]
     return [(_with_tests(tests, group), [(PASSED, "exact")]) for group in groups]
 
@@ -80,7 +113,7 @@ def through(run: Callable[[str], Awaitable[str]], *, each_alone: bool = False) -
     async def grade(tests: Tests) -> bool:
         for code, expected in in_one_process(tests, each_alone=each_alone):
             printed = await run(code)
-            if not any(same(printed, text, rule, 1e-4) for text, rule in expected):  # type: ignore[arg-type]
+            if not any(same(printed, text, rule, 1e-4) for text, rule in expected):
                 return False
         return True
 

@@ -89,6 +89,8 @@ def _humaneval(row: Row) -> Task:
 def _mbpp(row: Row) -> Task:
     tests = _texts(row, "test_list")
     hidden = (*tests, *_texts(row, "challenge_test_list"))
+    if not tests:
+        raise ValueError("test_list must hold at least one test, got none")
     # Tests of MBPP use math without importing it: their authors' programs did.
     setup = "\n".join(["import math", row.get("test_setup_code") or "", *_texts(row, "test_imports")])
     text = row.get("text") or _text(row, "prompt")
