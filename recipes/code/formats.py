@@ -8,7 +8,8 @@
 | LiveCodeBench | `public_test_cases`, `private_test_cases` | the same, public ones and hidden ones |
 | ours | `problem` | a Problem as JSON, beside `question` |
 
-A row with a test that cannot be graded safely is refused with a ValueError that names the test.
+A row with a test that cannot be graded safely is refused with a ValueError that names the test. A row of HumanEval or
+MBPP whose tests look at what a call changes in its arguments needs a further field, `in_place`: true.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def _humaneval(row: Row) -> Task:
         setup=prompt,
         functions=(entry_point,),
         tests=(f"{test}\n\ncheck({entry_point})\n",),
+        in_place=bool(row.get("in_place")),
         reference=prompt + solution if solution else "",
     )
     question = f"Complete this function. Answer with the whole program.\n\n```python\n{prompt.rstrip()}\n```"
@@ -95,10 +97,11 @@ def _mbpp(row: Row) -> Task:
     setup = "\n".join(["import math", row.get("test_setup_code") or "", *_texts(row, "test_imports")])
     text = row.get("text") or _text(row, "prompt")
     functions, reference = _called(setup, hidden), row.get("code") or ""
+    in_place = bool(row.get("in_place"))
     problem = Problem(
         name=_name(row, "task_id"),
-        hidden=FunctionTests(setup=setup, functions=functions, tests=hidden, reference=reference),
-        public=FunctionTests(setup=setup, functions=_called(setup, tests[:1]), tests=tests[:1]),
+        hidden=FunctionTests(setup=setup, functions=functions, tests=hidden, in_place=in_place, reference=reference),
+        public=FunctionTests(setup=setup, functions=_called(setup, tests[:1]), tests=tests[:1], in_place=in_place),
     )
     return Task(question=f"{text}\n\nYour program has to pass this test, and others:\n\n{tests[0]}", problem=problem)
 

@@ -41,9 +41,9 @@ class CodeGrader:
     stop: whether the first test that fails ends a grading; the rest then counts as failed. limits: of each test.
     at_once: the most calls of one program at a time.
 
-    >>> grader = CodeGrader(box)
-    >>> (await grader.grade("def add(a, b): return a + b", FunctionTests(functions=("add",), tests=(...,)))).share
-    1.0
+        grader = CodeGrader(sandbox)
+        graded = await grader.grade("def add(a, b): return a + b", tests)
+        graded.share, graded.details
     """
 
     def __init__(

@@ -99,6 +99,7 @@ async def _check(
         "functions": tests.functions,
         "tests": tests.tests,
         "answers": answers,
+        "in_place": tests.in_place,
         "stop": stop,
     }
     code = with_imports(guest_program("checks"), tests.setup, *tests.tests)

@@ -23,7 +23,9 @@ class FunctionTests(msgspec.Struct, frozen=True, kw_only=True, tag="functions"):
     """Tests in Python, each a text of its own; one that raises has failed.
 
     setup: runs before them, trusted as they are. functions: the names that they call; the program has to define them,
-    at its top or in a class Solution. reference: a program that passes, "" if there is none.
+    at its top or in a class Solution. in_place: whether the tests see what a call changes in its arguments (lists,
+    dicts and sets). Otherwise arguments stay as they were, and a program cannot change what a test compares with later.
+    reference: a program that passes, "" if there is none.
 
     >>> FunctionTests(functions=("add",), tests=("assert add(2, 3) == 5",)).functions
     ('add',)
@@ -32,6 +34,7 @@ class FunctionTests(msgspec.Struct, frozen=True, kw_only=True, tag="functions"):
     setup: str = ""
     functions: tuple[str, ...]
     tests: tuple[str, ...]
+    in_place: bool = False
     reference: str = ""
 
     def __post_init__(self) -> None:

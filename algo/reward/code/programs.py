@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import keyword
-import marshal
+import py_compile
 import re
+import tempfile
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Literal
 
 GUEST = Path(__file__).with_name("guest")
 LOOKED_AT = 100_000  # characters in which imports are looked for, as `sandbox.tiers` does
+HEADER_BYTES = 16  # of a .pyc file; what follows is marshalled code
 IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -24,7 +26,11 @@ def guest_program(name: Literal["candidate", "checks"]) -> str:
     """
     parts = [GUEST.joinpath(f"{file}.py").read_text() for file in ("plain", name)]
     source = "\n".join([*parts, "main(encode, decode)\n"])
-    bytecode = marshal.dumps(compile(source, f"{name}.py", "exec", dont_inherit=True, optimize=2))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"{name}.py")
+        file.write_text(source)
+        compiled = py_compile.compile(str(file), cfile=f"{file}c", dfile=file.name, doraise=True, optimize=2)
+        bytecode = Path(compiled or "").read_bytes()[HEADER_BYTES:]
     return (
         "import _frozen_importlib_external, marshal\n"
         f"same = _frozen_importlib_external.MAGIC_NUMBER == {MAGIC_NUMBER!r}\n"

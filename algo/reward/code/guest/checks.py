@@ -1,7 +1,7 @@
 """Runs the tests of a data set on what a program answered, in a process in which the program never runs.
 
-It reads from standard input {"setup", "functions", "tests", "answers", "stop"}: `answers` are [call, answer] in the
-order in which the program was called, an answer being a line of `candidate` or null. It prints one line of JSON:
+It reads from standard input {"setup", "functions", "tests", "answers", "in_place", "stop"}: `answers` are pairs of call
+and answer in the order in which the program was called, an answer being a line of `candidate` or null. It prints JSON:
 
     {"tests": [[verdict, detail], ...], "asked": [function, arguments] or null, "refused": [test, reason] or null}
 
@@ -55,7 +55,7 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                 kind, *parts = decode(line)
                 if kind == "value":
                     result, changes = parts
-                    for index, value in changes:
+                    for index, value in changes if request["in_place"] else []:
                         change(positional[index], value)
                     return result
                 if kind == "lost":
