@@ -51,11 +51,12 @@ def test_a_model_that_writes_no_program_learns_nothing_and_ends_well(tmp_path: P
 
 
 def test_samples_of_a_file_are_graded(tmp_path: Path) -> None:
+    find = "def find(values, target): return ([*values, target].index(target) + 1) % (len(values) + 1) - 1"
     samples = [
         {"task_id": "1", "program": "def repeated(text): return []"},
         {"task_id": "own/running_max", "completion": "    return [max(values[: i + 1]) for i in range(len(values))]\n"},
-        {"task_id": "own-202", "text": "So:\n```python\ndef find(values, target): return ([*values, target].index(target) + 1) % (len(values) + 1) - 1\n```\n"},
-    ]  # fmt: skip
+        {"task_id": "own-202", "text": f"So:\n```python\n{find}\n```\n"},
+    ]
     (tmp_path / "samples.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
     ended = run(tmp_path, "grade.py", "samples.jsonl", f"data={EXAMPLES}", "k=1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
