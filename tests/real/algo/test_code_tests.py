@@ -104,7 +104,9 @@ async def test_what_one_program_made_the_tests_ask_is_not_asked_of_the_next(box:
     grader = CodeGrader(box, limits=LIMITS)
     slow = "import time\ndef f(x):\n    if x == 5:\n        while True: pass\n    return x"
     assert not all((await grader.grade("def f(x): return 5", tests)).passed)
+    timeouts = box.stats.outcomes["timeout"]
     assert all((await grader.grade(slow, tests)).passed)
+    assert box.stats.outcomes["timeout"] == timeouts
     assert not all((await grader.grade("def f(x): return -x if x > 0 else 0", tests)).passed)
     assert all((await grader.grade("def f(x): return -x", tests)).passed), "calls of its own are asked for"
 
