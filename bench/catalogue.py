@@ -22,6 +22,7 @@ CATALOGUE = {  # in the order of bench/README.md
     "quickstart": Entry("quickstart", "Does the quick start learn, and how fast?"),
     "roc": Entry("roc", "What does GRPO-RoC change against plain GRPO on the quick start's task?"),
     "sandbox": Entry("sandbox.sandbox", "What does a jailed call cost beside other ways to run a program?"),
+    "code": Entry("code", "What does it cost to grade a program by tests that it cannot read?"),
     "fleet": Entry("fleet.fleet", "How do placement policies differ on two real replicas with a small KV cache?"),
     "sim_fleet": Entry("sim_fleet", "How do placement policies differ on many simulated replicas?"),
     "sim_live": Entry("sim_live", "How near is the simulator to the two live replicas of a record?"),

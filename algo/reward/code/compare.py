@@ -1,0 +1,56 @@
+"""Compares what a program printed with what is expected. Pure, and linear in both texts.
+
+| rule | right if |
+|---|---|
+| "exact" | both texts are the same, character by character |
+| "lines" | they are, apart from white space at the ends of lines and empty lines at the end |
+| "tokens" | they are split into the same words by white space |
+| "numbers" | the same, where words that are both numbers may differ by the tolerance |
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import zip_longest
+
+from algo.reward.code.problem import Rule
+
+LONGEST_NUMBER = 64  # characters; reading a number is slow in its length
+
+
+def same(printed: str, expected: str, rule: Rule, tolerance: float) -> bool:
+    """Returns whether `printed` is right.
+
+    >>> same("1  2\\n", "1 2", "tokens", 0.0), same("0.3333333\\n", "0.333333", "numbers", 1e-6)
+    (True, True)
+    """
+    if rule == "exact":
+        return printed == expected
+    if rule == "lines":
+        return _lines(printed) == _lines(expected)
+    printed_words, expected_words = printed.split(), expected.split()
+    if rule == "tokens" or len(printed_words) != len(expected_words):
+        return printed_words == expected_words
+    return all(_same_word(*pair, tolerance) for pair in zip_longest(printed_words, expected_words, fillvalue=""))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _same_word(printed: str, expected: str, tolerance: float) -> bool:
+    if printed == expected:
+        return True
+    number, other = _number(printed), _number(expected)
+    return None not in (number, other) and math.isclose(number, other, rel_tol=tolerance, abs_tol=tolerance)  # type: ignore[arg-type]
+
+
+def _number(word: str) -> float | None:
+    """Returns a finite number as programs print it; None for other words, such as nan, inf and 1_000."""
+    if len(word) > LONGEST_NUMBER or "_" in word or not word.isascii():
+        return None
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,115 @@
+"""Grades a program by tests that call its functions.
+
+The program and the tests never share a process, nor a jailed call:
+
+    program's call:  gets the arguments, prints the results as plain values     (guest/candidate.py)
+    tests' call:     looks the results up and compares                          (guest/checks.py)
+
+Invariants
+- What the program is run with are its own text and arguments. Expected values and tests are in no process, file or
+  message that it can reach, so it can choose its results, and nothing else.
+- The verdict is that of the tests' process, in which no code of the program is run: results are rebuilt as values of
+  Python's own types.
+- Each call has the limits for itself. A program that was ended by a limit is started again from the call that it was
+  in; only where nothing else ran before is a call lost, which fails its test whatever the test does.
+- A call whose arguments follow from earlier results is asked for in another round, in which all calls run anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from algo.reward.code.problem import FunctionTests
+from algo.reward.code.programs import guest_program, with_imports
+from algo.reward.code.runs import Graded, run
+from engine.ports import GraderUnavailable, ToolRunner
+from sandbox.wire import Limits, ToolResult
+
+Call = tuple[str, str]
+"""A function's name and its arguments as `guest.plain.encode` writes them."""
+Answer = str | None
+"""A line of the program about one call; None if there was none within the limits."""
+
+MOST_CALLS = 500  # of one grading; a result that makes the tests ask for ever fails them
+
+
+async def grade_functions(
+    program: str, tests: FunctionTests, runner: ToolRunner, limits: Limits, *, stop: bool, known: Sequence[Call] = ()
+) -> tuple[Graded, list[Call]]:
+    """Returns how the tests ended, and the calls that they made.
+
+    stop: whether the first failure ends the grading. known: calls that the tests are expected to make, from an earlier
+    grading; they save rounds. Raises GraderUnavailable, and ValueError naming a test that cannot be graded safely.
+    """
+    calls = list(known)
+    while True:
+        loaded, answers = await call_functions(program, calls, runner, limits, stop=stop)
+        if loaded is not None:
+            return Graded.all_failed(len(tests.tests), loaded), []
+        reply = await _check(tests, list(zip(calls, answers, strict=True)), runner, limits, stop=stop)
+        if reply is None:
+            return Graded.all_failed(len(tests.tests), "the results were too much for the tests"), []
+        if reply["refused"] is not None:
+            number, reason = reply["refused"]
+            raise ValueError(f"test {number} cannot be graded: {reason}: {tests.tests[number].strip()[:100]!r}")
+        if reply["asked"] is None:
+            return Graded.of(reply["tests"], len(tests.tests)), calls
+        if len(calls) >= MOST_CALLS:
+            return Graded.all_failed(len(tests.tests), f"the tests made more than {MOST_CALLS} calls"), []
+        name, arguments = reply["asked"]
+        calls.append((name, arguments))
+
+
+async def call_functions(
+    program: str, calls: Sequence[Call], runner: ToolRunner, limits: Limits, *, stop: bool
+) -> tuple[str | None, list[Answer]]:
+    """Returns why the program could not be loaded, if so, and an answer for each call.
+
+    stop: whether calls behind one that was lost need no answer.
+    """
+    answers: list[Answer] = []
+    code = with_imports(guest_program("candidate"), program)
+    while len(answers) < len(calls):
+        rest = calls[len(answers) :]
+        result = await run(runner, code, json.dumps({"program": program, "calls": rest}), limits)
+        first, *lines = result.stdout.split("\n")
+        if first != "loaded":
+            return _not_loaded(first, result), []
+        lines = lines[:-1][: len(rest)]  # what follows the last line break was cut off
+        answers += lines or [None]
+        if stop and not lines:
+            answers += [None] * (len(calls) - len(answers))
+    return None, answers
+
+
+def _not_loaded(line: str, result: ToolResult) -> str:
+    if line.startswith("failed "):
+        return line.removeprefix("failed ")[:300]
+    return f"the program did not begin: outcome {result.outcome!r}"
+
+
+async def _check(
+    tests: FunctionTests, answers: Sequence[tuple[Call, Answer]], runner: ToolRunner, limits: Limits, *, stop: bool
+) -> dict[str, Any] | None:
+    """Returns the reply of the tests' process; None if it was ended, by what the program gave it to look at."""
+    request = {
+        "setup": tests.setup,
+        "functions": tests.functions,
+        "tests": tests.tests,
+        "answers": answers,
+        "in_place": tests.in_place,
+        "stop": stop,
+    }
+    code = with_imports(guest_program("checks"), tests.setup, *tests.tests)
+    result = await run(runner, code, json.dumps(request), limits)
+    if result.outcome == "timeout" and result.cpu_s < limits.cpu_s / 2:
+        raise GraderUnavailable(f"the tests got only {result.cpu_s:.1f} s of CPU in {result.wall_s:.1f} s")
+    if result.outcome in ("timeout", "memory", "output"):
+        return None
+    try:
+        return json.loads(result.stdout)
+    except ValueError:
+        reason = result.stderr.strip().rpartition("\n")[2] or f"outcome {result.outcome!r}"
+        raise GraderUnavailable(f"the tests' process gave no verdict: {reason[:300]}") from None

@@ -1,0 +1,96 @@
+"""Grades a program by what it prints for inputs.
+
+Each case is a jailed call of the program, which gets its input on stdin and nothing else. It passes if the program
+ended with exit code 0 within the limits, its output was not cut, and the output is right. The comparison is made here,
+on text, or by the data set's checker in a jailed call of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from algo.reward.code.compare import same
+from algo.reward.code.problem import Case, ProgramTests
+from algo.reward.code.programs import with_imports
+from algo.reward.code.runs import Graded, run
+from engine.errors import first_error
+from engine.ports import GraderUnavailable, ToolRunner
+from sandbox.wire import Limits
+
+IN_A_THREAD = 1 << 16  # characters from which a comparison leaves the event loop
+CHECKER = """
+import json, os, sys
+request = json.loads(sys.stdin.buffer.read())
+channel = os.dup(1)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+space = {"__name__": "checker"}
+exec(compile(request["checker"], "checker.py", "exec", 0, True), space)
+right = any(space["check"](request["stdin"], text, request["printed"]) for text in request["expected"])
+os.write(channel, b"right" if right else b"wrong")
+"""
+
+
+class _Failed(Exception):
+    """A case has failed and the others need not run."""
+
+
+async def grade_program(
+    program: str, tests: ProgramTests, runner: ToolRunner, limits: Limits, *, stop: bool, at_once: int
+) -> Graded:
+    """Returns how the cases ended. stop: the first failure ends the grading. at_once: the most calls at a time.
+
+    Raises GraderUnavailable, and ValueError for a checker that does not work.
+    """
+    verdicts: list[tuple[str, str]] = [("failed", "not run")] * len(tests.cases)
+    slots = asyncio.Semaphore(at_once)
+
+    async def grade(number: int, case: Case) -> None:
+        async with slots:
+            reason = await _complaint(program, case, tests, runner, limits)
+        verdicts[number] = ("failed", reason) if reason else ("passed", "")
+        if reason and stop:
+            raise _Failed
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number, case in enumerate(tests.cases):
+                tasks.create_task(grade(number, case), name=f"case-{number}")
+    except BaseExceptionGroup as errors:
+        if errors.subgroup(_Failed) is None:
+            raise first_error(errors) from errors
+    return Graded.of(verdicts, len(tests.cases))
+
+
+async def _complaint(program: str, case: Case, tests: ProgramTests, runner: ToolRunner, limits: Limits) -> str:
+    """Returns why a case has failed, "" if it passed."""
+    result = await run(runner, program, case.stdin, limits)
+    if result.outcome != "ok" or result.truncated:
+        last = result.stderr.strip().rpartition("\n")[2]
+        return f"{result.outcome if result.outcome != 'ok' else 'output'}: {last}"[:200]
+    if tests.checker:
+        right = await _checked(case, result.stdout, tests.checker, runner, limits)
+    else:
+        compare = asyncio.to_thread if len(result.stdout) > IN_A_THREAD else _at_once
+        right = await compare(_any, result.stdout, case, tests)
+    return "" if right else f"printed {result.stdout[:80]!r}"
+
+
+async def _at_once(function, *arguments) -> bool:  # type: ignore[no-untyped-def]
+    return function(*arguments)
+
+
+def _any(printed: str, case: Case, tests: ProgramTests) -> bool:
+    return any(same(printed, expected, tests.rule, tests.tolerance) for expected in case.expected)
+
+
+async def _checked(case: Case, printed: str, checker: str, runner: ToolRunner, limits: Limits) -> bool:
+    request = {"checker": checker, "stdin": case.stdin, "expected": case.expected, "printed": printed}
+    result = await run(runner, with_imports(CHECKER, checker), json.dumps(request), limits)
+    if result.outcome == "timeout" and result.cpu_s < limits.cpu_s / 2:
+        raise GraderUnavailable(f"the checker got only {result.cpu_s:.1f} s of CPU in {result.wall_s:.1f} s")
+    if result.outcome in ("timeout", "memory", "error"):
+        return False  # Only the printed text differs from a case that passes, so it has brought that about.
+    if result.stdout not in ("right", "wrong"):
+        raise GraderUnavailable(f"the checker gave no verdict: outcome {result.outcome!r}")
+    return result.stdout == "right"

@@ -1,0 +1,138 @@
+"""Tests that call functions, in the real sandbox: what they see of a program, and which limits each call has."""
+
+from __future__ import annotations
+
+import pytest
+
+from algo.reward.code.code_reward import CodeGrader
+from algo.reward.code.problem import FunctionTests
+from recipes.code.run_tests import RunTests
+from sandbox import Limits, Sandbox
+from tests.support.code_problems import TASKS, solution
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = Limits(cpu_s=1.0, wall_s=30.0, memory_bytes=512 << 20, output_bytes=1 << 20)
+SWALLOWS = "try:\n    f(1)\nexcept BaseException:\n    pass"
+EXPECTS_AN_ERROR = "try:\n    f(1)\n    assert False\nexcept ValueError:\n    pass"
+
+
+def asserts(*tests: str, setup: str = "") -> FunctionTests:
+    return FunctionTests(setup=setup, functions=("f",), tests=tests)
+
+
+@pytest.mark.parametrize(
+    ("program", "test", "passes"),
+    [
+        ("def f(x): return x + 1", "assert f(1) == 2", True),
+        ("def f(x): return x + 1", "assert f(1) == 3", False),
+        ("class Solution:\n    def f(self, x): return x + 1", "assert f(1) == 2", True),
+        ("def f(a, *, b=1): return {(a, b)}", "assert f(1, b=2) == {(1, 2)}", True),
+        ("def f(x): return f(x - 1) + 1 if x else 0", "assert f(f(f(5))) == 5", True),
+        ("n = 0\ndef f():\n    global n\n    n += 1\n    return n", "assert [f(), f(), f()] == [1, 2, 3]", True),
+        ("def f(x): raise ValueError('no')", EXPECTS_AN_ERROR, True),
+        ("class Mine(ValueError): pass\ndef f(x): raise Mine", EXPECTS_AN_ERROR, True),
+        ("def f(x): raise KeyError('no')", EXPECTS_AN_ERROR, False),
+        ("def f(x): return 1", EXPECTS_AN_ERROR, False),
+        ("def f(x): raise SystemExit", SWALLOWS, False),
+        ("import os\ndef f(x): os._exit(0)", SWALLOWS, False),
+        ("def f(x): return object()", SWALLOWS, False),
+        ("def f(x):\n    while True: pass", SWALLOWS, False),
+        ("def f(x): return sum(x)", "assert list(map(f, [[1], [2, 3]])) == [1, 5]", True),
+        ("def f(x): return x", "import random\nx = random.random()\nassert f(x) == x", True),
+        ("from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
+         "def f(x): return A(x).x", "assert f(1) == 1", True),
+        ("if __name__ == '__main__': input()\ndef f(x): return x", "assert f(1) == 1", True),
+        ("print('debug')\ndef f(x):\n    print(x)\n    return x", "assert f(1) == 1", True),
+        ("import numpy as np\ndef f(x): return np.sum(x)", "assert f([1, 2]) == 3", True),
+    ],
+)  # fmt: skip
+async def test_a_function_is_seen_through_its_results(box: Sandbox, program: str, test: str, passes: bool) -> None:
+    graded = await CodeGrader(box, limits=LIMITS).grade(program, asserts(test))
+    assert graded.passed == (passes,), graded.details
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        ("def f(x): x.append(1)", "a = [0]\nassert f(a) is None and a == [0, 1]"),
+        ("def f(x): x['a'] = x.pop('b')", "a = {'b': [1]}\nf(a)\nassert a == {'a': [1]}"),
+        ("def f(x): x.add(2)", "a = {1}\nf(a)\nassert a == {1, 2}"),
+        ("def f(x):\n    x.clear()\n    return []", "a = [2, 1]\nassert f(a) == sorted(a)"),
+    ],
+)
+async def test_arguments_change_where_the_problem_says_so(
+    box: Sandbox, program: str, test: str, in_place: bool
+) -> None:
+    """The last program passes as it does in plain Python, and so it is not what a test wants by default."""
+    tests = FunctionTests(functions=("f",), tests=(test,), in_place=in_place)
+    assert (await CodeGrader(box, limits=LIMITS).grade(program, tests)).passed == (in_place,)
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["assert f(print) == 1", "class A: pass\nassert f(A()) == 1", "assert f(x for x in [1]) == 1", "f(f)"],
+)
+async def test_a_test_whose_arguments_cannot_leave_it_is_refused(box: Sandbox, test: str) -> None:
+    with pytest.raises(ValueError, match="test 1 "):
+        await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", asserts("assert f(1) == 1", test))
+
+
+async def test_a_setup_that_fails_is_refused(box: Sandbox) -> None:
+    with pytest.raises(ValueError, match="setup"):
+        await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", asserts("f(1)", setup="1 / 0"))
+
+
+async def test_helpers_of_the_tests_are_not_the_programs(box: Sandbox) -> None:
+    tests = asserts("assert near(f(1), 2)", setup="def near(a, b): return abs(a - b) < 1e-9")
+    program = "def near(a, b): return True\ndef f(x): return 7"
+    assert (await CodeGrader(box, limits=LIMITS).grade(program, tests)).passed == (False,)
+
+
+async def test_each_call_has_the_limits_for_itself(box: Sandbox) -> None:
+    """Each takes half of the limit, so that they fit one by one and not together; one never ends."""
+    program = (
+        "import time\ndef f(x):\n    until = time.process_time() + (0.5 if x != 2 else 99)\n"
+        "    while time.process_time() < until: pass\n    return x\n"
+    )
+    graded = await CodeGrader(box, limits=LIMITS).grade(program, asserts(*(f"assert f({x}) == {x}" for x in range(5))))
+    assert graded.passed == (True, True, False, True, True), graded.details
+
+
+async def test_what_one_program_made_the_tests_ask_is_not_asked_of_the_next(box: Sandbox) -> None:
+    tests = asserts("assert f(f(1)) == 1")
+    grader = CodeGrader(box, limits=LIMITS)
+    slow = "import time\ndef f(x):\n    if x == 5:\n        while True: pass\n    return x"
+    assert not all((await grader.grade("def f(x): return 5", tests)).passed)
+    timeouts = box.stats.outcomes["timeout"]
+    assert all((await grader.grade(slow, tests)).passed)
+    assert box.stats.outcomes["timeout"] == timeouts
+    assert not all((await grader.grade("def f(x): return -x if x > 0 else 0", tests)).passed)
+    assert all((await grader.grade("def f(x): return -x", tests)).passed), "calls of its own are asked for"
+
+
+async def test_a_second_grading_needs_two_calls(box: Sandbox) -> None:
+    tests = asserts(*(f"assert f({x}) == {x}" for x in range(20)), "assert f(f(99)) == 99")
+    grader = CodeGrader(box, limits=LIMITS)
+    await grader.grade("def f(x): return x", tests)
+    before = box.stats.outcomes.total()
+    assert all((await grader.grade("def f(x): return int(x)", tests)).passed)
+    assert box.stats.outcomes.total() - before == 2
+
+
+async def test_public_tests_are_a_tool(box: Sandbox) -> None:
+    tool = RunTests({name: task.problem for name, task in TASKS.items()}, box, LIMITS)
+    right = await tool({"problem": "own-202", "code": solution(TASKS["own-202"])})
+    wrong = await tool({"problem": "own-202", "code": "def find(values, target): return 0"})
+    assert (right.outcome, wrong.outcome) == ("ok", "error")
+    assert ("failed" in right.text, "failed" in wrong.text) == (False, True)
+    refused = [{}, *({"problem": name, "code": ""} for name in ("none", 1, "own/area"))]
+    for arguments in refused:
+        reply = await tool(arguments)
+        assert (reply.outcome, reply.executed) == ("error", False)
+
+
+async def test_a_share_counts_what_passes_behind_a_failure(box: Sandbox) -> None:
+    program, tests = "def drop_zeros(values): return 0", TASKS["2"].problem.hidden
+    assert (await CodeGrader(box, limits=LIMITS).grade(program, tests)).passed == (False, True, False)
+    assert (await CodeGrader(box, limits=LIMITS, stop=True).grade(program, tests)).passed == (False, False, False)

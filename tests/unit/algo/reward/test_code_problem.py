@@ -1,0 +1,138 @@
+"""Problems: which tests are refused, how outputs are compared, and where a program is looked for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from algo.reward.code.compare import same
+from algo.reward.code.extract import last_block, program_in_call
+from algo.reward.code.problem import (
+    Case,
+    FunctionTests,
+    Problem,
+    ProgramTests,
+    decode_problem,
+    encode_problem,
+)
+from algo.reward.code.programs import with_imports
+from sandbox import TIERS
+from sandbox.tiers import choose
+from tests.support.fakes import a_trajectory, a_use
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert eval(f(1)) == 2",
+        "exec(f(1))",
+        "assert compile(f(1), '', 'eval')",
+        "import pickle\nassert pickle.loads(f(1)) == 2",
+        "from subprocess import run\nassert run(f(1))",
+        "import os.path",
+        "import inspect\nassert 'for' not in inspect.getsource(f)",
+        "assert f.__code__.co_argcount == 1",
+        "assert getattr(f(1), 'x')",
+        "assert f(1) ==",
+        "assert f('\0')",
+    ],
+)
+def test_a_test_that_a_result_could_decide_is_refused_by_its_number(test: str) -> None:
+    with pytest.raises(ValueError, match="test 1 "):
+        FunctionTests(functions=("f",), tests=("assert f(1) == 1", test))
+
+
+def test_setup_and_checker_are_looked_at_too() -> None:
+    with pytest.raises(ValueError, match="setup"):
+        FunctionTests(setup="import sys", functions=("f",), tests=("f(1)",))
+    with pytest.raises(ValueError, match="checker"):
+        ProgramTests(cases=(Case(stdin="", expected=("",)),), checker="def check(i, e, p): return eval(p)")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"name": "a"}', "hidden"),
+        ('{"name": "a", "hidden": {"type": "functions", "functions": ["f"], "tests": []}}', "tests"),
+        ('{"name": "a", "hidden": {"type": "functions", "functions": ["f g"], "tests": ["1"]}}', "functions"),
+        ('{"name": "a", "hidden": {"type": "programs", "cases": []}}', "cases"),
+        ('{"name": "a", "hidden": {"type": "programs", "cases": [{"stdin": "", "expected": []}]}}', "expected"),
+        (
+            '{"name": "a", "hidden": {"type": "programs", "rule": "x", "cases": [{"stdin": "", "expected": ["1"]}]}}',
+            "rule",
+        ),
+        ("42", "Problem"),
+    ],
+)
+def test_a_problem_that_is_none_is_refused_by_its_field(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        decode_problem(text)
+
+
+def test_a_problem_travels_as_text() -> None:
+    hidden = ProgramTests(cases=(Case(stdin="1\n", expected=("2", "3")),), rule="numbers", tolerance=0.5)
+    problem = Problem(name="p", hidden=hidden, public=FunctionTests(functions=("f",), tests=("assert f(1)",)))
+    assert decode_problem(encode_problem(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "right"),
+    [
+        ("1 2\n", "1 2\n", ["exact", "lines", "tokens", "numbers"]),
+        ("1 2", "1 2\n", ["lines", "tokens", "numbers"]),
+        ("1 2  \n\n", "1 2", ["lines", "tokens", "numbers"]),
+        (" 1 2", "1 2", ["tokens", "numbers"]),
+        ("1\n2", "1 2", ["tokens", "numbers"]),
+        ("1.0005 x", "1 x", ["numbers"]),
+        ("1e0 x", "1 x", ["numbers"]),
+        ("1.1 x", "1 x", []),
+        ("1", "1 x", []),
+        ("1 x y", "1 x", []),
+        ("", "1", []),
+        ("nan", "1", []),
+        ("nan", "2", []),
+        ("inf", "1e999", []),
+        ("1_0", "10", []),
+        ("١", "1", []),
+        ("X", "x", []),
+        ("1" * 65, "1" * 64 + "2", []),
+    ],
+)
+def test_each_rule_compares_as_its_table_says(printed: str, expected: str, right: list[str]) -> None:
+    rules = ("exact", "lines", "tokens", "numbers")
+    assert [rule for rule in rules if same(printed, expected, rule, 1e-3)] == right
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("no program", None),
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```py\nx = 1\n```\nand\n```\ny = 2\n```\nthat is all", "y = 2\n"),
+        ("```python\nx = 1\n```\n```python\nunfinished", "x = 1\n"),
+        ("```cpp\nint x;\n```", None),
+        ("```python\nx = 1\n```\n<tool_call>{}</tool_call>", None),
+        ("  ```python\n  x\n  ```", "  x\n"),
+    ],
+)
+def test_the_program_is_the_last_closed_block(text: str, program: str | None) -> None:
+    assert last_block(text) == program
+
+
+def test_the_program_may_be_that_of_the_last_call() -> None:
+    uses = [
+        replace(a_use(), arguments=json.dumps(each))
+        for each in ({"code": "1"}, {"code": "2"}, {"other": 3}, {"code": 4})
+    ]
+    assert program_in_call(a_trajectory(uses=uses)) == "2"
+    assert program_in_call(a_trajectory()) is None
+
+
+def test_a_guest_program_runs_where_the_imports_of_its_request_are_warm() -> None:
+    code = "import numpy as np\nfrom sympy import x\nimport class\nimport os.path"
+    assert choose(with_imports("1\n", "1"), TIERS) == "bare"
+    program = with_imports("1\n", code)
+    compile(program, "program", "exec")
+    assert choose(program, TIERS) == choose(code.replace("import class\n", ""), TIERS) != "bare"
