@@ -67,8 +67,6 @@ class DevicePlan:
         require("dtype", self.dtype, none_or(one_of("float32", "bfloat16")))
         if self.devices and self.dtype == "float32":
             raise ValueError("dtype must be None or 'bfloat16' on GPUs, got 'float32'")
-        if self.eager and not self.devices:
-            raise ValueError("eager must be False on the CPU, where replicas never compile, got True")
         self._check_count()
         if self.sleeps and self.adapters:
             raise ValueError(
