@@ -66,6 +66,11 @@ class RunOptions:
     adapters: Annotated[bool, "with lora_rank: send replicas the adapters alone and serve versions side by side"] = (
         False
     )
+    sleep: Annotated[
+        bool,
+        "replicas on the learner's GPUs sleep while it trains; false: they keep their memory, for a small model",
+    ] = True
+    eager: Annotated[bool, "replicas on GPUs do not compile: up in seconds, but slower per token"] = False
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None,
         "what replicas and the learner's passes compute in, and weights are published in; none: bfloat16 on GPUs; on "
@@ -104,6 +109,8 @@ class RunOptions:
                 tensor_parallel=self.tensor_parallel,
                 max_staleness=self.max_staleness,
                 adapters=self.adapters,
+                sleep=self.sleep,
+                eager=self.eager,
                 dtype=self.dtype,
             ),
             "max_staleness": self.max_staleness,

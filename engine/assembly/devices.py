@@ -4,9 +4,10 @@ Invariants
 - Learner and replicas have devices of their own, or all of them share all devices, or everything runs on the CPU.
 - A rollout node has replicas alone, and all devices that are given are theirs.
 - Parts that share a device never compute at the same time: `max_staleness` is then 0, and the replicas rest while the
-  learner trains.
+  learner trains. They sleep then, or with `sleep=False` only pause and keep their memory.
 
-The part for GPUs is written against vLLM's documentation and was not yet run on one.
+On a GPU only one shared by a learner and a replica was run yet (recipes/machines.md says what was seen); devices of
+their own, `tensor_parallel` and several ranks were not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from engine.learner.process import LearnerProcessConfig
-from engine.replica.config import ReplicaConfig
+from engine.replica.config import MEMORY_SHARE_BESIDE, ReplicaConfig
 from sandbox.require import at_least, none_or, one_of, require
 
 
@@ -28,6 +29,8 @@ class DevicePlan:
     >>> eight = DevicePlan(devices=tuple(range(8)), learner_ranks=4, replicas=2, tensor_parallel=2, max_staleness=1)
     >>> eight.shared, eight.weight_transfer, eight.learner_devices, eight.replica_devices
     (False, 'nccl', (0, 1, 2, 3), (4, 5, 6, 7))
+    >>> DevicePlan(devices=(0,), replicas=1, sleep=False).sleeps
+    False
     """
 
     devices: tuple[int, ...] = ()
@@ -44,7 +47,13 @@ class DevicePlan:
     files: bool = False
     """Weights are published as files in host memory, which rollout nodes pull, and never go from GPU to GPU."""
     max_staleness: int = 0
-    """Must be 0 if learner and replicas share their GPUs: the replicas sleep while it trains."""
+    """Must be 0 if learner and replicas share their GPUs: the replicas rest while it trains."""
+    sleep: bool = True
+    """Whether replicas that share the learner's GPUs give their memory up while it trains. False: they keep it (by
+    default three tenths of a GPU, `ReplicaConfig.memory_share`), and the learner keeps the optimizer's state there. A
+    step is then shorter, any supported vLLM will do, and a replica can serve adapters; all must fit side by side."""
+    eager: bool = False
+    """Replicas on GPUs do not compile their model (`ReplicaConfig.eager`)."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """What replicas and the learner's passes compute in, and what weights are published in; the learner's own weights
     are float32. None: "bfloat16" on GPUs, which have no other; on the CPU what the configurations of replicas and
@@ -59,15 +68,20 @@ class DevicePlan:
         if self.devices and self.dtype == "float32":
             raise ValueError("dtype must be None or 'bfloat16' on GPUs, got 'float32'")
         self._check_count()
-        if self.shared and self.adapters:
+        if self.sleeps and self.adapters:
             raise ValueError(
-                "adapters must be False where replicas share the learner's devices (they sleep while it trains, and "
-                "only all weights wake them), got True"
+                "adapters must be False where replicas share the learner's devices and sleep while it trains (only all "
+                "weights wake them), got True. Fix: sleep=false, if the model is small against the GPU"
             )
         if self.shared and self.max_staleness:
             raise ValueError(
-                f"max_staleness must be 0 where replicas share the learner's devices (they sleep while it trains), "
+                f"max_staleness must be 0 where replicas share the learner's devices (they rest while it trains), "
                 f"got {self.max_staleness}"
+            )
+        if not self.sleep and not self.shared:
+            raise ValueError(
+                "sleep must be True unless learner and replicas share GPUs, got False. Fix: leave it out; replicas on "
+                "the CPU or on GPUs of their own never sleep"
             )
 
     def _check_count(self) -> None:
@@ -95,8 +109,13 @@ class DevicePlan:
 
     @property
     def shared(self) -> bool:
-        """Whether learner and replicas have the same GPUs, by turns."""
+        """Whether learner and replicas have the same GPUs."""
         return bool(self.devices) and len(self.devices) == self.learner_ranks
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the replicas sleep while the learner trains: both have the same GPUs, by turns."""
+        return self.shared and self.sleep
 
     @property
     def learner_devices(self) -> tuple[int, ...]:
@@ -123,7 +142,7 @@ class DevicePlan:
         >>> DevicePlan(devices=(0, 1, 2), replicas=2).without_learner.replica_devices
         (1, 2)
         """
-        return replace(self, devices=self.replica_devices, learner_ranks=0)
+        return replace(self, devices=self.replica_devices, learner_ranks=0, sleep=True)
 
     @property
     def rests(self) -> bool:
@@ -142,7 +161,9 @@ class DevicePlan:
             devices=self.replica_devices,
             tensor_parallel=self.tensor_parallel,
             weight_transfer=self.weight_transfer,
-            sleeps=self.shared,
+            sleeps=self.sleeps,
+            memory_share=config.memory_share or (MEMORY_SHARE_BESIDE if self.shared and not self.sleep else None),
+            eager=self.eager or config.eager,
             dtype=self.decided_dtype or config.dtype,
         )
 
@@ -157,5 +178,5 @@ class DevicePlan:
         if self.decided_dtype:
             fields |= dict.fromkeys(("dtype", "weights_dtype"), self.decided_dtype)
         if self.devices:
-            fields |= {"device": "cuda", "offload_optimizer": self.shared}
+            fields |= {"device": "cuda", "offload_optimizer": self.sleeps}
         return fields

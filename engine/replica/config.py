@@ -30,6 +30,7 @@ _M_ARENA_MAX = -8  # malloc.h
 # Shares of a GPU's memory: vLLM's own default, and the share where a resting learner keeps its weights there in fp32
 # (4 bytes a parameter, over its ranks; training takes 18 and more).
 MEMORY_SHARE, MEMORY_SHARE_BY_TURNS = 0.92, 0.6
+MEMORY_SHARE_BESIDE = 0.3  # of a replica that keeps its memory beside a learner that trains
 STEP_TOKENS = 8192  # at most in one engine step; vLLM's own default on a GPU is 2,048
 CPU_KV_BLOCKS = 1024
 SLEEPS_SINCE = (0, 32)  # earlier versions lose block tables in sleep, and a replica that wakes computes garbage
@@ -40,7 +41,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM can make 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaConfig:
-    """How an engine is built. The fields for GPUs and offloading follow vLLM's documentation and were not run here."""
+    """How an engine is built. Of the fields for GPUs `devices` with one GPU, `sleeps` and `eager` were run on one."""
 
     checkpoint: str
     """A Hugging Face folder."""
@@ -76,6 +77,9 @@ class ReplicaConfig:
     "fp8_per_block". Not yet run."""
     sleeps: bool = False
     """Whether a replica at rest gives its GPU memory up (vLLM's sleep mode)."""
+    eager: bool = False
+    """Whether an engine on GPUs neither compiles its model nor captures CUDA graphs. It is then up in seconds in place
+    of a minute or two, and takes longer for each token."""
     memory_share: float | None = None
     """Share of each GPU's memory that a replica takes, in (0, 1]. None: nearly all of it, but three fifths if it
     `sleeps`, since a learner at rest is there too.
@@ -123,6 +127,8 @@ class ReplicaConfig:
             raise ValueError(f"quantization must be None on the CPU, got {self.quantization!r}")
         if self.sleeps:
             raise ValueError("sleeps must be False on the CPU, got True")
+        if self.eager:
+            raise ValueError("eager must be False on the CPU, where engines never compile, got True")
         if self.block_size % 32:
             raise ValueError(f"block_size must be a multiple of 32 on the CPU, got {self.block_size}")
         if self.kv_offload_bytes:
@@ -181,6 +187,7 @@ class ReplicaConfig:
                 "tensor_parallel_size": self.tensor_parallel,
                 "max_num_batched_tokens": max(STEP_TOKENS, self.max_num_seqs),
                 "enable_sleep_mode": self.sleeps,
+                "enforce_eager": self.eager,
                 "quantization": self.quantization,
                 "gpu_memory_utilization": self.memory_share or (MEMORY_SHARE_BY_TURNS if self.sleeps else MEMORY_SHARE),
                 "kv_offloading_size": self.kv_offload_bytes / (1 << 30) or None,  # GiB
@@ -202,8 +209,9 @@ def check_sleep(version: str) -> None:
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers and numbers < SLEEPS_SINCE:  # a development build may have no number
         raise ValueError(
-            f"vLLM {version} loses block tables when a replica sleeps. Fix: install vLLM 0.32 or later, or give the "
-            "learner and the replicas GPUs of their own (as many devices as both need together)"
+            f"vLLM {version} loses block tables when a replica sleeps. Fix: install vLLM 0.32 or later; or let the "
+            "replicas keep their memory beside the learner's (sleep=false), if the model is small against the GPU; or "
+            "give both GPUs of their own (as many devices as both need together)"
         )
 
 

@@ -316,7 +316,7 @@ class Replica:
     async def sleep(self) -> None:
         """Gives up the GPU memory, weights included, since new ones come. Does nothing unless `sleeps` is configured.
 
-        Not yet run on a GPU. Raises ReplicaDied.
+        Raises ReplicaDied.
         """
         if self.config.sleeps:
             async with self._changing("sleep"):
@@ -324,10 +324,7 @@ class Replica:
             self._asleep = True
 
     async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Takes a part of the memory back; the engine serves once it has both. Raises ReplicaDied.
-
-        Not yet run on a GPU.
-        """
+        """Takes a part of the memory back; the engine serves once it has both. Raises ReplicaDied."""
         if self._asleep:
             async with self._changing("wake"):
                 await self._engine.wake_up([part])

@@ -46,7 +46,8 @@ class ReplicaOptions:
     ] = None
     max_num_seqs: Annotated[int, "requests that a replica runs at once"] = 256
     memory_share: Annotated[
-        float | None, "share of a GPU that a replica takes; none: 0.92, or 0.6 by turns (`fit.py` says what fits)"
+        float | None,
+        "share of a GPU that a replica takes; none: 0.92, 0.6 by turns (`fit.py` says what fits), 0.3 with sleep=false",
     ] = None
 
     quantization: Annotated[

@@ -71,6 +71,13 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
         ({"devices": EIGHT, "learner_ranks": 4, "replicas": 2}, "devices must be 6 .* got 8"),
         ({"devices": EIGHT, "learner_ranks": 8, "replicas": 2}, "devices must be 10 .* got 8"),
         ({"devices": ONE, "replicas": 1, "max_staleness": 1}, "max_staleness must be 0 where .* share .* got 1"),
+        (
+            {"devices": ONE, "replicas": 1, "max_staleness": 1, "sleep": False},
+            "max_staleness must be 0 where .* share .* got 1",
+        ),
+        ({"sleep": False}, "sleep must be True unless learner and replicas share GPUs, got False"),
+        ({"devices": (0, 1), "replicas": 1, "sleep": False}, "sleep must be True unless .* got False"),
+        ({"eager": True}, "eager must be False on the CPU, .* got True"),
         ({"dtype": "float16"}, "dtype must be None or one of 'float32', 'bfloat16', got 'float16'"),
         (
             {"devices": ONE, "replicas": 1, "dtype": "float32"},
@@ -81,6 +88,29 @@ def test_a_placement_decides_the_settings_of_the_parts(options, transfer, learne
 def test_an_impossible_placement_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         DevicePlan(**options).replica(ReplicaConfig(checkpoint="x"))
+
+
+@pytest.mark.parametrize(("given", "share"), [(None, 0.3), (0.1, 0.1)])
+def test_replicas_beside_the_learner_on_one_gpu_keep_their_memory_and_rest_by_pausing(given, share):
+    plan = DevicePlan(devices=ONE, replicas=1, sleep=False)
+    assert (plan.shared, plan.sleeps, plan.rests, plan.weight_transfer) == (True, False, True, "shm")
+    replica = plan.replica(ReplicaConfig(checkpoint="x", devices=ONE, memory_share=given))
+    arguments = replica.arguments(0)
+    assert (replica.sleeps, arguments["enable_sleep_mode"], arguments["gpu_memory_utilization"]) == (
+        False,
+        False,
+        share,
+    )
+    assert not LearnerConfig(**plan.learner_fields).offload_optimizer
+    assert DevicePlan(devices=ONE, replicas=1, sleep=False, adapters=True).weight_transfer == "adapter"
+    assert not plan.without_learner.sleeps, "nothing of a rollout node's own is shared"
+
+
+@pytest.mark.parametrize("asked", ["plan", "config", None])
+def test_replicas_compile_on_gpus_unless_the_plan_or_their_configuration_says_eager(asked):
+    plan = DevicePlan(devices=ONE, replicas=1, eager=asked == "plan")
+    replica = plan.replica(ReplicaConfig(checkpoint="x", devices=ONE, eager=asked == "config"))
+    assert replica.arguments(0)["enforce_eager"] == (asked is not None)
 
 
 @pytest.mark.parametrize(

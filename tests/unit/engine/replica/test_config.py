@@ -44,6 +44,7 @@ def config(**options):
         ({"kv_offload_bytes": 1}, "kv_offload_bytes must be 0 on the CPU, got 1"),
         ({"kv_offload_bytes": -1, "devices": (0,)}, "kv_offload_bytes must be at least 0, got -1"),
         ({"memory_share": 0.5}, "memory_share must be None on the CPU, got 0.5"),
+        ({"eager": True}, "eager must be False on the CPU, .* got True"),
         ({"memory_share": 0.0, "devices": (0,)}, "memory_share must be None or in \\(0, 1\\], got 0.0"),
         ({"memory_share": 1.1, "devices": (0,)}, "memory_share must be None or in \\(0, 1\\], got 1.1"),
     ],
