@@ -42,7 +42,8 @@ from sandbox import TIERS, Limits, SandboxConfig, Tier
 from sandbox.require import at_least, positive, require, require_fields
 
 MAX_EVALUATED = 100_000  # an evaluation holds all its trajectories, and a task of each
-LOSSES = {"ppo": PpoClip(), "gspo": Gspo(), "cispo": Cispo(), "dppo": Dppo(), "sapo": Sapo()}
+PolicyLoss = PpoClip | Gspo | Cispo | Dppo | Sapo
+LOSSES: dict[str, PolicyLoss] = {"ppo": PpoClip(), "gspo": Gspo(), "cispo": Cispo(), "dppo": Dppo(), "sapo": Sapo()}
 ADVANTAGES = {
     "grpo": Advantage(),
     "dr_grpo": Advantage(scale="none"),
@@ -126,6 +127,9 @@ class Options(RunOptions):
     """Which model learns, from what, by which algorithm. The defaults suit the tiny agent."""
 
     model: Annotated[Path, "checkpoint to start from, a Hugging Face folder"] = SHIPPED
+    learner_state: Annotated[
+        Path | None, "the same run's checkpoints/step-...: its optimizer is used too; none: a new optimizer"
+    ] = None
     steps: Annotated[int, "optimizer batches; a run that has ended goes on when it is given more"] = 40
     prompts_per_step: Annotated[int, "groups per step, the batch size (B)"] = 16
     group_size: Annotated[int, "trajectories trained per group (G)"] = 8
@@ -136,6 +140,9 @@ class Options(RunOptions):
         "what rewards are compared with and divided by",
     ] = "grpo"
     loss: Annotated[Literal["ppo", "gspo", "cispo", "dppo", "sapo"], "the policy loss, with its defaults"] = "ppo"
+    clip_high: Annotated[
+        float | None, "the ratio's upper bound is 1 + clip_high, for ppo, gspo and cispo; none: the loss's default"
+    ] = None
     extra_samples: Annotated[int, "rollouts per group beyond those needed; the slowest are cancelled"] = 0
     stop_flat_after: Annotated[int | None, "equal rewards after which a group is stopped as flat"] = None
     refills: Annotated[int, "other prompts that may replace a group of which nothing would be trained"] = 0
@@ -155,11 +162,22 @@ class Options(RunOptions):
             )
         self.training()  # the parts' own checks, before anything starts
 
+    @property
+    def policy_loss(self) -> PolicyLoss:
+        """The loss with the bound that is given. Raises ValueError for a loss without one."""
+        loss = LOSSES[self.loss]
+        if self.clip_high is None:
+            return loss
+        if not isinstance(loss, PpoClip | Gspo | Cispo):
+            raise ValueError(f"clip_high must be none for loss={self.loss}, got {self.clip_high}")
+        return replace(loss, clip_high=self.clip_high)
+
     def training(self) -> TrainingConfig:
         """Returns what `engine.assembly.training.training` opens. A recipe replaces what it wants otherwise."""
         samples = self.group_size * (1 if self.algorithm == "grpo" else self.oversample)
         return TrainingConfig(
             checkpoint=self.model,
+            learner_state=self.learner_state,
             steps=self.steps,
             prompts_per_step=self.prompts_per_step,
             group=GroupConfig(
@@ -170,7 +188,7 @@ class Options(RunOptions):
                 graders=self.graders,
             ),
             rollout=self.rollout,
-            learner=replace(self.learner, loss=LOSSES[self.loss]).for_run(self.steps),
+            learner=replace(self.learner, loss=self.policy_loss).for_run(self.steps),
             replica=ReplicaConfig(
                 checkpoint=str(self.model),
                 max_model_len=self.rollout.max_tokens + BLOCK,

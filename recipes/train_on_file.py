@@ -29,11 +29,13 @@ from algo.learner.config import LearnerConfig
 from algo.reward.answers import ASK_FOR_ANSWER
 from algo.reward.math_reward import MathReward
 from algo.reward.maths.grader import GRADER_MODULES
+from algo.reward.tool_errors import ToolErrorPenalty
 from engine.assembly.config import TrainingConfig
 from engine.assembly.named_parts import load_reward, load_tool
 from engine.assembly.training import training
 from engine.data.prompts import Prompts, after_hashes, read_prompts
 from engine.pipeline.pipeline import Inbox, Outbox, Stage
+from engine.ports import GroupReward
 from engine.programs.main import main
 from engine.recipe import Recipe, Run
 from engine.rollout.chat_template import ChatConfig
@@ -43,7 +45,7 @@ from engine.tools.python_tool import PythonSessions
 from recipes.options import EvalOptions, SandboxOptions
 from recipes.tiny.task import SHIPPED
 from sandbox import TIERS, Tier
-from sandbox.require import require, within
+from sandbox.require import at_least, require, within
 
 GRADER = Tier(name="grader", preload=GRADER_MODULES)
 MATHS, PYTHON = "maths", "python"
@@ -63,6 +65,7 @@ class Config(EvalOptions, SandboxOptions):
     system: Annotated[
         str | None, "a system message; none: with reward=maths, one that asks for <answer>\\boxed{...}</answer>"
     ] = None
+    tool_error_penalty: Annotated[float, "times the share of failed calls, this is subtracted from the reward"] = 0.0
     skip_above: Annotated[float, "share of right answers above which a group is not trained"] = 1.0
     steps: int = 100
     eval_problems: int = 256
@@ -83,6 +86,9 @@ class Config(EvalOptions, SandboxOptions):
         names = [PYTHON if place == PYTHON else load_tool(place).name for place in self.tools]
         if len(set(names)) < len(names):
             raise ValueError(f"tools must have different names, got {', '.join(names)}")
+        require("tool_error_penalty", self.tool_error_penalty, at_least(0))
+        if self.tool_error_penalty and self.reward != MATHS and isinstance(load_reward(self.reward), GroupReward):
+            raise ValueError(f"tool_error_penalty must be 0 with a reward of groups, got {self.tool_error_penalty}")
         require("skip_above", self.skip_above, within("[0, 1]"))
         super().__post_init__()
 
@@ -124,9 +130,13 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
     held_out = list(islice(config.prompts(config.held_out), config.eval_problems))
     async with training(config.training(), run, sinks=config.sinks(run)) as job:
         tools = [PythonSessions(job.sandbox) if place == PYTHON else load_tool(place) for place in config.tools]
-        reward = MathReward(runner=job.sandbox) if config.reward == MATHS else load_reward(config.reward)
+        right = MathReward(runner=job.sandbox) if config.reward == MATHS else load_reward(config.reward)
+        penalty = config.tool_error_penalty
+        reward = right
+        if penalty and not isinstance(right, GroupReward):
+            reward = ToolErrorPenalty(reward=right, factor=penalty)
         rollouts = job.rollouts(tools)
-        evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
+        evaluation = await job.evaluation(held_out, right, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
         return await job.run(
             [
                 job.admit(config.prompts(config.data, seed=config.seed, epochs=None)),

@@ -48,12 +48,12 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
     held_out = list(islice(prompts("test", 0), config.eval_problems))
     async with client, training(config.training(), run, sinks=config.sinks(run)) as job:
         rollouts = await job.agents(partial(converse, client=client, python=python_tool(job.sandbox)))
-        reward = MathReward(integers_only=True)
-        evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
+        right = MathReward(integers_only=True)
+        evaluation = await job.evaluation(held_out, right, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
         return await job.run(
             [
-                job.admit(prompts("train", config.seed)),
-                job.group(rollouts, reward, config.select),
+                job.admit(config.prompts()),
+                job.group(rollouts, config.reward, config.select),
                 job.batch(),
                 job.train(config.make_batch, evaluations=[evaluation]),
             ]

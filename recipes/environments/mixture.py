@@ -25,7 +25,7 @@ from engine.telemetry.watchdog import exit_process
 from engine.types import Prompt
 from recipes.environments.gym_families import REWARD, Family, FamilyReward
 from recipes.quickstart import Config as Quickstart
-from recipes.tiny.task import Split, prompts, python_tool
+from recipes.tiny.task import prompts, python_tool
 
 ARITHMETIC = "arithmetic"
 HELD_OUT = 1 << 30  # number of the first held-out problem of a family; training begins at 0
@@ -44,8 +44,8 @@ class Arithmetic(Iterator[Prompt]):
 
     name = ARITHMETIC
 
-    def __init__(self, split: Split, seed: int) -> None:
-        self._prompts = prompts(split, seed)
+    def __init__(self, prompts: Iterator[Prompt]) -> None:
+        self._prompts = prompts
 
     def __next__(self) -> Prompt:
         return replace(next(self._prompts), source=ARITHMETIC, reward=ARITHMETIC)
@@ -53,17 +53,21 @@ class Arithmetic(Iterator[Prompt]):
 
 async def train(config: Config, run: Run) -> dict[str, Any]:
     families = [Family(name, seed=config.seed) for name in config.families]  # an unknown one is refused at once
-    unseen = [Arithmetic("test", 0), *(Family(name, seed=config.seed, start=HELD_OUT) for name in config.families)]
+    unseen = [
+        Arithmetic(prompts("test", 0)),
+        *(Family(name, seed=config.seed, start=HELD_OUT) for name in config.families),
+    ]
     held_out = list(islice(mixture(dict.fromkeys(unseen, 1.0)), config.eval_problems))
     async with training(config.training(), run, sinks=config.sinks(run)) as job:
         sources = mixture(
-            {Arithmetic("train", config.seed): 1.0, **dict.fromkeys(families, config.family_weight)},
+            {Arithmetic(config.prompts()): 1.0, **dict.fromkeys(families, config.family_weight)},
             curriculum=PassRateBand(low=config.low, high=config.high),
             steps=job.steps,
         )
         rollouts = job.rollouts([python_tool(job.sandbox)])
-        reward = ByName({ARITHMETIC: MathReward(integers_only=True), REWARD: FamilyReward()})
-        evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
+        reward = ByName({ARITHMETIC: config.reward, REWARD: FamilyReward()})
+        right = ByName({ARITHMETIC: MathReward(integers_only=True), REWARD: FamilyReward()})
+        evaluation = await job.evaluation(held_out, right, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
         return await job.run(
             [
                 job.admit(sources),

@@ -12,6 +12,7 @@ from engine.programs.machines import lead_of
 from engine.recipe import Recipe, load_recipe
 from engine.types import Group
 from recipes import quickstart
+from tests.support.algo_fakes import trajectory
 from tests.support.fakes import a_trajectory
 from tests.support.paths import ROOT, TINY
 
@@ -88,6 +89,10 @@ def test_nodes_of_a_recipe_without_the_option_are_refused_by_name(capsys):
         (["eval_problems=100000", "eval_samples=2"], "eval_problems x eval_samples must be at most"),
         (["devices=0", "replicas=1", "eval_replicas=1"], "eval_replicas must be at least 0, and 0 on GPUs, got 1"),
         (["slots=-1"], "slots"),
+        (["clip_high=0.2", "loss=sapo"], "clip_high must be none for loss=sapo, got 0.2"),
+        (["learner_state=nowhere"], "learner_state must be a folder, got 'nowhere'"),
+        (["tool_error_penalty=-1"], "tool_error_penalty must be at least 0, got -1"),
+        (["data=nowhere.jsonl"], "nowhere.jsonl"),
         (["devices=0,1", "replicas=3"], "learner_ranks=1"),
     ],
 )
@@ -107,3 +112,26 @@ def test_the_advantage_reaches_selection_and_batch(algorithm):
     assert config.make_batch(1, [group]).advantages_B.shape == (2,)
     with pytest.raises(ValueError, match="advantage"):
         other(1, [group])
+
+
+@pytest.mark.parametrize(("loss", "low"), [("ppo", 0.2), ("gspo", 3e-4), ("cispo", 1.0)])
+def test_the_upper_bound_of_the_clip_is_an_option(loss, low):
+    made = quickstart.Config(loss=loss, clip_high=0.5).training().learner.loss
+    assert (made["clip_low"], made["clip_high"]) == (low, 0.5)
+
+
+def test_a_run_begins_with_the_optimizer_that_is_given(tmp_path):
+    assert quickstart.Config(learner_state=tmp_path).training().learner_state == tmp_path
+
+
+async def test_a_penalty_is_trained_on():
+    failed = trajectory(text="<answer>\\boxed{2}</answer>", outcomes=("error", "ok"))
+    assert await quickstart.Config().reward(failed) == 0.0
+    assert await quickstart.Config(tool_error_penalty=0.5).reward(failed) == -0.25
+
+
+def test_a_file_takes_the_place_of_fresh_problems(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"question": "6 * 7?", "answer": "42"}\n')
+    stream = quickstart.Config(data=tmp_path / "mine.jsonl").prompts()
+    assert [next(stream).answer for _ in range(3)] == ["42"] * 3
+    assert next(quickstart.Config(seed=5).prompts()).id == "train-5-0"

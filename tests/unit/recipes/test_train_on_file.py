@@ -45,6 +45,14 @@ class Fixed:
         return self.value
 
 half = Fixed(0.5)
+
+class Whole:
+    sees_group = True
+
+    async def __call__(self, trajectories):
+        return [1.0 for _ in trajectories]
+
+whole = Whole()
 '''
 
 
@@ -114,6 +122,8 @@ def test_columns_are_named(words):
         (["reward=my.py:yields"], ["reward=my.py:yields", "not yield"]),
         (["tools=my.py:calc,python,my.py:calc"], ["different names", "calc, python, calc"]),
         (["skip_above=90"], ["skip_above", "90"]),
+        (["tool_error_penalty=-1"], ["tool_error_penalty", "-1"]),
+        (["tool_error_penalty=0.5", "reward=my.py:whole"], ["tool_error_penalty", "groups", "0.5"]),
         (["tool_wall_s=-1"], ["tool_wall_s", "-1"]),
         (["slots=0"], ["slots", "0"]),
         (["tools=python,my.py:untyped"], ["tools=my.py:untyped", "'code'", "my.py:"]),

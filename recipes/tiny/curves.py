@@ -1,0 +1,218 @@
+"""Reads the runs of a comparison: held-out figures by step, figures of whole runs, and their paired differences.
+
+Promises
+- What is compared is paired by seed, and only where all arms have a figure.
+- An interval is Student's over the seeds, at 95 %: it says how another seed would do, not how other problems would.
+
+Shape legend: S seeds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from algo.eval_stats import Interval, mean_of_runs
+from engine import metric_names as metric
+from recipes.tiny.arms import Runs
+
+METRICS = {
+    metric.EVAL_ACCURACY: "held-out accuracy",
+    metric.EVAL_TOOL_ERROR_SHARE_CORRECT: "tool errors in correct trajectories",
+}
+COLOURS = ("#08519c", "#cb181d", "#238b45")
+
+Rows = list[dict[str, Any]]
+Curves = dict[str, dict[int, list[float]]]  # arm -> step -> values_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A figure of a whole run. of: computes it from the rows of the run's metrics. form: a format specification."""
+
+    title: str
+    of: Callable[[Rows], float]
+    form: str = ".3f"
+
+
+def sampled_tokens(rows: Rows) -> float:
+    return sum(row.get(metric.TOKENS_GENERATED, 0.0) for row in rows)
+
+
+def train_seconds(rows: Rows) -> float:
+    """Returns the seconds of training, without starts and evaluations."""
+    return sum(row.get(metric.TIME_STEP_S, 0.0) for row in rows)
+
+
+FIGURES = (
+    Figure(title="sampled tokens", of=sampled_tokens, form=",.0f"),
+    Figure(title="seconds of training", of=train_seconds, form=".0f"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What the finished runs say.
+
+    titles[arm]: its name for people. curves[metric][arm][step] and figures[title][arm]: the values of all seeds. forms:
+    how each figure is written.
+    """
+
+    seeds: tuple[int, ...]
+    titles: dict[str, str]
+    curves: dict[str, Curves]
+    figures: dict[str, dict[str, list[float]]]
+    forms: dict[str, str]
+    versions: dict[str, str]
+
+
+def compare(runs: Runs, names: Sequence[str], figures: Sequence[Figure] = FIGURES) -> Comparison:
+    """Reads the finished runs of these arms. Raises ValueError when one lacks an evaluation that another one has."""
+    rows = {name: [rows_of(runs, name, seed) for seed in runs.seeds] for name in names}
+    since = max(_begins(runs, name) for name in names)
+    curves = {
+        name: {arm: _by_step([row for run in rows[arm] for row in run], name, since) for arm in names}
+        for name in METRICS
+    }
+    for name, by_arm in curves.items():
+        steps = {tuple(sorted(curve)) for curve in by_arm.values()}
+        counts = {len(values_S) for curve in by_arm.values() for values_S in curve.values()}
+        if len(steps) != 1 or counts != {len(runs.seeds)}:
+            raise ValueError(f"{runs.folder}: the runs do not have the same evaluations of {name}")
+    summary = json.loads((runs.path(names[0], runs.seeds[0]) / "summary.json").read_text())
+    return Comparison(
+        seeds=tuple(runs.seeds),
+        titles={name: runs.arms[name].title for name in names},
+        curves=curves,
+        figures={each.title: {name: [each.of(run) for run in rows[name]] for name in names} for each in figures},
+        forms={each.title: each.form for each in figures},
+        versions=summary["versions"],
+    )
+
+
+def rows_of(runs: Runs, name: str, seed: int) -> Rows:
+    """Returns the rows of a run's metrics, after those of the run that it goes on from, whose steps come first.
+
+    Where one ends and the next begins, the evaluation of the next counts: it may have another budget.
+    """
+    path, before = runs.path(name, seed) / "metrics.jsonl", runs.arms[name].after
+    own: Rows = [json.loads(line) for line in path.read_text().splitlines()]
+    if before is None:
+        return own
+    earlier = rows_of(runs, before, seed)
+    steps = _last_step(earlier)
+    last = [{key: value for key, value in row.items() if not key.startswith("eval/")} for row in earlier[-1:]]
+    return [*earlier[:-1], *last, *({**row, "step": row["step"] + steps} for row in own)]
+
+
+def _begins(runs: Runs, name: str) -> int:
+    """Returns the step at which an arm's own run begins."""
+    before = runs.arms[name].after
+    return 0 if before is None else _last_step(rows_of(runs, before, runs.seeds[0]))
+
+
+def _last_step(rows: Rows) -> int:
+    return max(int(row["step"]) for row in rows)
+
+
+def _by_step(rows: Rows, name: str, since: int) -> dict[int, list[float]]:
+    """Returns the values of a metric by step, in the order of the rows."""
+    values: dict[int, list[float]] = {}
+    for row in rows:
+        if name in row and row["step"] >= since:
+            values.setdefault(int(row["step"]), []).append(row[name])
+    return values
+
+
+def difference(ours_S: Sequence[float], theirs_S: Sequence[float]) -> Interval:
+    """Returns the mean of ours - theirs, paired by seed."""
+    return mean_of_runs([ours - theirs for ours, theirs in zip(ours_S, theirs_S, strict=True)])
+
+
+def intervals(values: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
+    """Returns an interval for each arm, and for the first one's difference to each other one. values[arm]: [S]."""
+    first, *others = values
+    return {
+        **{name: mean_of_runs(values_S) for name, values_S in values.items()},
+        **{f"{first} - {other}": difference(values[first], values[other]) for other in others},
+    }
+
+
+def _at(curves: Curves, step: int) -> dict[str, list[float]]:
+    return {name: curve[step] for name, curve in curves.items()}
+
+
+def _steps(curves: Curves) -> list[int]:
+    return sorted(next(iter(curves.values())))
+
+
+def markdown(result: Comparison) -> str:
+    """Returns a table for each metric by step, and one of the figures of whole runs."""
+    blocks = []
+    for name, title in METRICS.items():
+        curves = result.curves[name]
+        blocks.append(_table(result, title, "step", {str(step): _at(curves, step) for step in _steps(curves)}))
+    return "\n\n".join([*blocks, _table(result, "whole runs", "", result.figures)])
+
+
+def _table(result: Comparison, title: str, corner: str, rows: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    first, *others = result.titles
+    heads = [*result.titles.values(), *(f"{result.titles[first]} - {result.titles[other]}" for other in others)]
+    lines = [f"**{title[0].upper()}{title[1:]}**", "", f"| {corner} | {' | '.join(heads)} |"]
+    lines.append("|---" * (1 + len(heads)) + "|")
+    for head, values in rows.items():
+        form = result.forms.get(head, ".3f")
+        cells = [_cell(interval, form, signed=" - " in name) for name, interval in intervals(values).items()]
+        lines.append(f"| {head} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(interval: Interval, form: str, *, signed: bool) -> str:
+    form = f"{'+' if signed else ''}{form}"
+    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def as_json(result: Comparison) -> dict[str, Any]:
+    """Returns what JSON can hold: every value of every seed, and the intervals by step and of whole runs."""
+    by_step = {
+        name: {str(step): _plain(intervals(_at(curves, step))) for step in _steps(curves)}
+        for name, curves in result.curves.items()
+    }
+    whole_runs = {title: _plain(intervals(values)) for title, values in result.figures.items()}
+    return {"values": asdict(result), "intervals": {"by_step": by_step, "whole_runs": whole_runs}}
+
+
+def from_json(content: Mapping[str, Any]) -> Comparison:
+    """Returns the comparison that `as_json` wrote."""
+    return msgspec.convert(content["values"], Comparison, strict=False)  # the steps are texts in JSON
+
+
+def _plain(cells: Mapping[str, Interval]) -> dict[str, dict[str, float]]:
+    return {name: asdict(interval) for name, interval in cells.items()}
+
+
+def plot(path: Path, result: Comparison) -> None:
+    """Draws both metrics over the steps, with the band of the interval, as a PNG."""
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(figsize=(9, 3.8), layout="constrained")
+    for axes, (name, title) in zip(canvas.subplots(1, len(METRICS)), METRICS.items(), strict=True):
+        curves, steps = result.curves[name], _steps(result.curves[name])
+        for colour, (arm, curve) in zip(COLOURS, curves.items(), strict=False):
+            means = [mean_of_runs(curve[step]) for step in steps]
+            low, high = [each.low for each in means], [each.high for each in means]
+            axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
+            middle = [each.mean for each in means]
+            axes.plot(steps, middle, color=colour, marker="o", ms=4, label=result.titles[arm], clip_on=False)
+        top = min(1.02, axes.get_ylim()[1])
+        axes.set(xlabel="step", title=title, xlim=(min(steps), max(steps)), xticks=steps, ylim=(0, top))
+        axes.grid(alpha=0.25)
+        axes.spines[["right", "top"]].set_visible(False)
+        axes.legend(frameon=False)
+    canvas.suptitle(f"Mean and 95 % interval over {len(result.seeds)} seeds")
+    canvas.savefig(path, dpi=130)
