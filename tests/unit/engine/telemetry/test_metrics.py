@@ -134,6 +134,7 @@ def test_an_evaluation_by_hand():
     assert found["eval/tool_rate"] == pytest.approx(2 / 3)
     assert (found["eval/tool_calls"], found["eval/tool_calls_jailed"]) == (3, 3)
     assert found["eval/tokens"] == 4 * 3 + 6
+    assert found["eval/turns"] == sum(len(trajectory.turns) for trajectory in trajectories) > 0
     assert found["eval/accuracy_low"] < 2 / 3 < found["eval/accuracy_high"]
 
 
