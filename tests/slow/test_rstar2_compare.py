@@ -1,4 +1,4 @@
-"""GRPO-RoC against GRPO on a checkpoint, as a user starts it: cut off in the middle, and continued by the same command."""
+"""GRPO-RoC against GRPO on a checkpoint, as a user starts it: cut off, and continued by the same command."""
 
 import json
 import os
