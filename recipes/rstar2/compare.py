@@ -55,7 +55,7 @@ BY_STEP = {
     f"{metric.EVAL_TOKENS}{RATIO}{metric.EVAL_N}": "sampled tokens of a held-out trajectory",
     f"{metric.EVAL_TURNS}{RATIO}{metric.EVAL_N}": "turns of a held-out trajectory",
 }
-LAST = 10  # steps whose mean stands for the end of a run's training
+WINDOW = 10  # steps whose mean stands for the beginning, and for the end, of a run's training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +137,11 @@ def measured(runs: Runs) -> Comparison:
     Raises ValueError where a run has no evaluation, and OSError where it has no metrics.
     """
     until = min(last_evaluation(runs, name, seed) for name in runs.arms for seed in runs.seeds)
-    end = range(max(1, until - LAST + 1), until + 1)
+    begin, end = range(1, min(WINDOW, until) + 1), range(max(1, until - WINDOW + 1), until + 1)
     figures = [Figure(title="trained tokens", of=trained_tokens, form=",.0f"), *FIGURES]
     if until:
-        figures += [mean_of(name, end) for name in (metric.TOOLS_ERROR_SHARE_CORRECT, metric.GROUPS_FLAT)]
+        trained = [metric.TOOLS_ERROR_SHARE_CORRECT, metric.ROLLOUT_RESPONSE_TOKENS, metric.GROUPS_FLAT]
+        figures += [mean_of(name, steps) for name in trained for steps in (begin, end)]
     return compare(runs, tuple(runs.arms), figures, BY_STEP, until)
 
 

@@ -26,7 +26,14 @@ def made(settings, name, seed, steps=20, ends=True):
     path.mkdir(parents=True)
     rows = [{"step": 0}]
     rows += [
-        {"step": step, "tokens/generated": 200.0, "tokens/trained": 100.0, "time/step_s": 1.0, "groups/flat": 2}
+        {
+            "step": step,
+            "tokens/generated": 200.0,
+            "tokens/trained": 100.0,
+            "time/step_s": 1.0,
+            "groups/flat": 2,
+            "rollout/response_tokens": 50,
+        }
         for step in range(1, steps + 1)
     ]
     for row in rows:
@@ -74,6 +81,8 @@ def test_runs_are_compared_up_to_the_last_evaluation_that_all_have(tmp_path):
     result = measured(settings.runs)
     assert list(result.curves["eval/accuracy"]["roc"]) == [0, 10]
     assert result.figures["trained tokens"]["roc"] == [1000.0, 1000.0]
+    [window] = [values["grpo8"] for title, values in result.figures.items() if "share_correct" in title]
+    assert window == [ERRORS["grpo8"]] * 2  # the first ten steps are the last ten
     assert result.curves["eval/turns / eval/n"]["grpo8"][10] == [2.0, 2.0]
 
 
