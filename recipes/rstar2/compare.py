@@ -89,9 +89,9 @@ class Config:
         """The runs of the three arms."""
         g = self.group_size
         arms = {
-            "roc": self._arm(f"GRPO-RoC, {g} of {2 * g}", "roc", g),
-            f"grpo{2 * g}": self._arm(f"GRPO, {2 * g}", "grpo", 2 * g),
-            f"grpo{g}": self._arm(f"GRPO, {g}", "grpo", g),
+            "roc": self._arm(f"GRPO-RoC {g} of {2 * g}", "roc", g),
+            f"grpo{2 * g}": self._arm(f"GRPO {2 * g}", "grpo", 2 * g),
+            f"grpo{g}": self._arm(f"GRPO {g}", "grpo", g),
         }
         return Runs(folder=self.folder, arms=arms, seeds=self.seeds)
 
