@@ -1,7 +1,7 @@
 """Penalises failed tool calls.
 
-The report of rStar2-Agent (arXiv 2508.20722) argues against such a penalty: it rewards the answer alone and cleans up
-tool use by the choice of what is trained (`algo.group.roc`). recipes/rstar2/ablations.md compares the two.
+The report of rStar2-Agent (arXiv 2508.20722) has no such penalty: it rewards the answer alone and cleans up tool use by
+the choice of what is trained (`algo.group.roc`). recipes/rstar2/ablations.md compares the two.
 """
 
 from __future__ import annotations

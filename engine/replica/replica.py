@@ -35,6 +35,16 @@ from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, Re
 from engine.types import Floats
 
 
+def largest_id(token_ids: Sequence[int]) -> int:
+    """Returns the largest id, 0 without one, and leaves nothing that refers to the memory of an array.
+
+    An array cannot grow while something does: a frame that the watch for stalls holds for a moment, say.
+    """
+    return (
+        int(np.array(token_ids, np.intc).max(initial=0)) if isinstance(token_ids, array) else max(token_ids, default=0)
+    )
+
+
 class Replica:
     """A replica with a vLLM engine. It is used from the event loop that started it."""
 
@@ -201,10 +211,7 @@ class Replica:
         try:
             engine, streams = self._engine, self._engine.output_processor
             vocabulary = engine.vllm_config.model_config.get_vocab_size()
-            if isinstance(token_ids, array):
-                largest = int(np.frombuffer(token_ids, np.intc).max(initial=0))
-            else:
-                largest = max(token_ids, default=0)
+            largest = largest_id(token_ids)
             if largest >= vocabulary:  # vLLM does not check, and dies of such an id
                 raise VLLMValidationError(f"token id {largest} is beyond the model's vocabulary of {vocabulary}")
             try:

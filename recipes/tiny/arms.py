@@ -91,6 +91,8 @@ class Runs:
             if finished(path, options):
                 say(f"{head} finished before{_end(path)}")
                 continue
+            if _under_way(path):  # by another comparison, or one that was killed
+                raise ValueError(f"{path} is written by another process. Fix: wait for its end, or end it")
             if not (path / "checkpoints").is_dir():  # nothing to resume
                 shutil.rmtree(path, ignore_errors=True)
             remaining = f", about {fmean(seconds) * (len(todo) - number + 1) / 60:.0f} min to go" if seconds else ""
@@ -104,19 +106,12 @@ class Runs:
 
 
 def finished(path: Path, options: Mapping[str, Any]) -> bool:
-    """Returns whether the folder holds the whole run.
-
-    Raises ValueError when it holds another one, or one that is under way.
-    """
+    """Returns whether the folder holds the whole run. Raises ValueError when it holds another one."""
     if (path / "config.json").is_file():
         made = json.loads((path / "config.json").read_text())
         if differences := Identity(options).differences(made):
             raise ValueError(f"{path} differs in {describe(differences)}. Fix: give another folder=")
-    if (path / "summary.json").is_file():
-        return True
-    if _under_way(path):  # by another comparison, or one that was killed
-        raise ValueError(f"{path} is written by another process. Fix: wait for its end, or end it")
-    return False
+    return (path / "summary.json").is_file()
 
 
 def _under_way(path: Path) -> bool:

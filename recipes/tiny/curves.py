@@ -125,8 +125,14 @@ def rows_of(runs: Runs, name: str, seed: int) -> Rows:
         return own
     earlier = rows_of(runs, before, seed)
     steps = _last_step(earlier)
-    last = [{key: value for key, value in row.items() if not key.startswith("eval/")} for row in earlier[-1:]]
-    return [*earlier[:-1], *last, *({**row, "step": row["step"] + steps} for row in own)]
+    return [
+        *(row if row["step"] < steps else _without_evaluation(row) for row in earlier),
+        *({**row, "step": row["step"] + steps} for row in own),
+    ]
+
+
+def _without_evaluation(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith("eval/")}
 
 
 def _until(rows: Rows, step: int | None) -> Rows:
@@ -208,7 +214,11 @@ def _cell(interval: Interval, form: str, *, signed: bool) -> str:
 
 
 def as_json(result: Comparison) -> dict[str, Any]:
-    """Returns what JSON can hold: every value of every seed, and the intervals by step and of whole runs."""
+    """Returns what JSON can hold: every value of every seed, and the intervals by step and of whole runs, which one
+    seed alone does not have.
+    """
+    if len(result.seeds) < 2:
+        return {"values": asdict(result)}
     by_step = {
         name: {str(step): _plain(intervals(_at(curves, step))) for step in _steps(curves)}
         for name, curves in result.curves.items()

@@ -21,6 +21,7 @@ STAGE, STEPS, EVERY = 16, 24, 8  # steps before a later stage, of a whole run, a
 CLIP_STEPS = 16
 # On busy cores a call or a rollout may take longer than the quick start allows, and would then count as wrong.
 SHARED = {
+    "algorithm": "roc",
     "eval_every": EVERY,
     "eval_problems": 512,
     "tool_wall_s": 20.0,
@@ -85,15 +86,15 @@ LATER = range(STAGE + 1, STEPS + 1)
 PENALTY = Table(
     question="Reward alone, or a penalty for tool errors?",
     report=(
-        "The report rewards the answer alone. It argues that a penalty for failed calls in the reward invites the "
-        "model to game it, and cleans up tool use by choosing what is trained: GRPO-RoC."
+        "The report rewards the answer alone, lest a richer reward be gamed, and cleans up tool use by choosing what "
+        "is trained: GRPO-RoC."
     ),
     setting=(
         "The penalty subtracts half of the share of failed calls from the reward of each trajectory "
         "(`tool_error_penalty=0.5`). RoC has twice the rollouts."
     ),
     arms={
-        "penalty-roc": arm("GRPO-RoC", {"algorithm": "roc"}),
+        "penalty-roc": arm("GRPO-RoC", {}),
         "penalty-grpo": arm("GRPO", {"algorithm": "grpo"}),
         "penalty-penalty": arm("GRPO with penalty", {"algorithm": "grpo", "tool_error_penalty": 0.5}),
     },

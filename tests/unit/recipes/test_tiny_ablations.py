@@ -67,8 +67,15 @@ def test_the_page_tells_a_difference_that_all_seeds_agree_on(tmp_path):
     assert "| `filter` | unfiltered | 0.9000 / 0.9000 | 0.9500 / 0.9500 |" in text
     assert (tmp_path / "ablations" / "filter.png").read_bytes().startswith(b"\x89PNG")
     assert text.count("not measured yet") == len(TABLES) - 1
-    write(tmp_path / "ablations", {"clip": measured("clip")})
+    write(tmp_path / "ablations", {"clip": measured("clip", (4,))})
+    assert "One seed is measured so far" in (tmp_path / "ablations.md").read_text()
     assert (tmp_path / "ablations.md").read_text().count("not measured yet") == len(TABLES) - 2
+
+
+def test_no_seed_that_was_measured_is_dropped(tmp_path):
+    write(tmp_path / "ablations", {"clip": measured("clip", (0, 1, 2))})
+    with pytest.raises(ValueError, match=r"seeds 0, 2 of clip.*seeds="):
+        write(tmp_path / "ablations", {"clip": measured("clip", (1, 3))})
 
 
 def test_one_seed_is_shown_beside_the_committed_figure():
@@ -84,8 +91,8 @@ def test_a_comparison_survives_json():
 
 def test_the_page_is_what_results_json_makes():
     assert PAGE.read_text() == page(json.loads(RESULTS.read_text()), RESULTS.parent.name)
-    for picture in set(TABLES) & json.loads(RESULTS.read_text()).keys():
-        assert (RESULTS.parent / f"{picture}.png").is_file()
+    for name, table in json.loads(RESULTS.read_text()).items():
+        assert (RESULTS.parent / f"{name}.png").is_file() == (len(from_json(table).seeds) > 1)
 
 
 def test_seeds_that_are_none_or_twice_are_refused():
