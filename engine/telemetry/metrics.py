@@ -93,6 +93,7 @@ def evaluation(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         metric.EVAL_TOOL_ERROR_SHARE_CORRECT: tool_error_share(right),
         metric.EVAL_TOOL_RATE: sum(bool(trajectory.tool_uses) for trajectory in graded) / max(1, len(graded)),
         metric.EVAL_TOKENS: sum(trajectory.sampled_tokens for trajectory in trajectories),
+        metric.EVAL_TURNS: sum(len(trajectory.turns) for trajectory in trajectories),
         metric.EVAL_TOOL_CALLS: sum(use.executed for trajectory in trajectories for use in trajectory.tool_uses),
         metric.EVAL_TOOL_CALLS_JAILED: sum(use.jailed for trajectory in trajectories for use in trajectory.tool_uses),
         **scores(metric.EVAL_SCORE, metric.EVAL_SCORE_MISSING, graded),

@@ -54,7 +54,7 @@ from recipes.rstar2.parts.preparation.sets import SETS, DataSet, SetName
 from recipes.rstar2.parts.preparation.shards import DROPPED, REPORT, TEST, TRAIN, Shards, assemble, read_report
 from recipes.rstar2.parts.preparation.sources import Source, Sources, find, open_source
 from sandbox.printable import printable
-from sandbox.require import at_least, none_or, require
+from sandbox.require import at_least, none_or, require, within
 
 USABLE: Sequence[Rule] = (not_text, no_question, no_answer)
 
@@ -70,14 +70,21 @@ class Config:
     answers: Annotated[Path | None, "samples.jsonl of recipes/rstar2/filter.py on these rows"] = None
     agree: Annotated[int, "how many of a row's answers must equal its reference"] = 2
     protocol: Annotated[Literal["report", "release"], "whose Python tool conversations call"] = "report"
+    broken_calls: Annotated[float, "share of demonstrations whose first call fails and is repaired"] = 0.0
     limit: Annotated[int | None, "the first rows of the source only"] = None
-    seed: Annotated[int, "decides which rows are held out, and the order of options"] = 0
+    seed: Annotated[int, "decides which rows are held out, the order of options, and which calls fail"] = 0
     fresh: Annotated[bool, "anew, in place of what the output folder holds"] = False
 
     def __post_init__(self) -> None:
         for name, least in {"train_rows": 0, "limit": 1, "agree": 1}.items():
             value = getattr(self, name)
             require(name, value, none_or(at_least(least)))
+        require("broken_calls", self.broken_calls, within("[0, 1]"))
+        if self.broken_calls and self.set != "gsm8k_demonstrations":
+            raise ValueError(
+                f"broken_calls must be 0 for {self.set}, got {self.broken_calls}: only the calls of demonstrations "
+                "are made here. Fix: set=gsm8k_demonstrations"
+            )
         for path in (*self.against, *filter(None, [self.answers])):
             if not path.exists():
                 raise ValueError(f"{path} does not exist")
@@ -204,7 +211,13 @@ def _work(config: Config, sources: Sources, shards: Shards, console: Console) ->
 
     def results(numbers: range) -> Iterator[tuple[str, Row | Dropped]]:
         for source, number, row in sources.rows(numbers):
-            place = Place(id=f"{source.name}-{number}", index=number, seed=config.seed, protocol=config.protocol)
+            place = Place(
+                id=f"{source.name}-{number}",
+                index=number,
+                seed=config.seed,
+                protocol=config.protocol,
+                broken_calls=config.broken_calls,
+            )
             yield place.id, sifted(_convert(config.data_set, source, row, place), rules)
 
     if done:

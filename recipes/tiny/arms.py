@@ -42,7 +42,7 @@ class Arm:
     text stands for the folder of the run that the arm `other`, which comes before this one, made with the same seed.
     after: the arm whose runs these go on from; the steps, tokens and seconds of both count. seed_offset: is added to
     the seed, so that a run that goes on from another draws new problems. program: takes these options and writes
-    config.json and, when it ends, summary.json into the folder runs/name.
+    config.json and, when it ends, summary.json into the folder runs/name, or into the folder `within` it.
     """
 
     title: str
@@ -50,6 +50,7 @@ class Arm:
     after: str | None = None
     seed_offset: int = 0
     program: Path = QUICKSTART
+    within: str = ""
 
 
 Launch = Callable[[Arm, Path, Mapping[str, Any]], None]
@@ -65,7 +66,7 @@ class Runs:
     seeds: Sequence[int]
 
     def path(self, name: str, seed: int) -> Path:
-        return self.folder / f"{name}-{seed}"
+        return self.folder / f"{name}-{seed}" / self.arms[name].within
 
     def options(self, name: str, seed: int) -> dict[str, Any]:
         """Returns the options of a run. Raises ValueError where one names an arm that is not before this one."""
@@ -133,11 +134,12 @@ def _end(path: Path) -> str:
 
 
 def in_a_process(arm: Arm, path: Path, options: Mapping[str, Any]) -> None:
-    """Makes one run in a process of its own, which prints to <path>.log. Ends this program when it fails."""
-    arguments = [f"{name}={value}" for name, value in options.items()]
-    command = [sys.executable, str(arm.program), f"runs={path.parent}", f"name={path.name}", *arguments]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = path.with_suffix(".log")
+    """Makes one run in a process of its own, which prints to NAME-SEED.log. Ends this program when it fails."""
+    folder = path.parent if arm.within else path
+    arguments = [f"{name}={_written(value)}" for name, value in options.items()]
+    command = [sys.executable, str(arm.program), f"runs={folder.parent}", f"name={folder.name}", *arguments]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_suffix(".log")
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             code = process.wait()
@@ -150,6 +152,10 @@ def in_a_process(arm: Arm, path: Path, options: Mapping[str, Any]) -> None:
     if code:
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
         sys.exit(f"{path} failed (exit code {code}): {last}\nThe whole output: {log}. The same command goes on here.")
+
+
+def _written(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def run_as_program(main: Callable[[], None], name: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ METRICS = {
     metric.EVAL_ACCURACY: "held-out accuracy",
     metric.EVAL_TOOL_ERROR_SHARE_CORRECT: "tool errors in correct trajectories",
 }
+RATIO = " / "
 COLOURS = ("#08519c", "#cb181d", "#238b45")
 
 Rows = list[dict[str, Any]]
@@ -59,8 +60,8 @@ FIGURES = (
 class Comparison:
     """What the finished runs say.
 
-    titles[arm]: its name for people. curves[metric][arm][step] and figures[title][arm]: the values of all seeds. forms:
-    how each figure is written.
+    titles[arm]: its name for people. curves[metric][arm][step] and figures[title][arm]: the values of all seeds.
+    forms[metric or title]: how a figure is written. metrics[metric]: its name for people.
     """
 
     seeds: tuple[int, ...]
@@ -69,30 +70,48 @@ class Comparison:
     figures: dict[str, dict[str, list[float]]]
     forms: dict[str, str]
     versions: dict[str, str]
+    metrics: dict[str, str] = field(default_factory=lambda: dict(METRICS))
 
 
-def compare(runs: Runs, names: Sequence[str], figures: Sequence[Figure] = FIGURES) -> Comparison:
-    """Reads the finished runs of these arms. Raises ValueError when one lacks an evaluation that another one has."""
-    rows = {name: [rows_of(runs, name, seed) for seed in runs.seeds] for name in names}
+def compare(
+    runs: Runs,
+    names: Sequence[str],
+    figures: Sequence[Figure] = FIGURES,
+    metrics: Mapping[str, str] = METRICS,
+    until: int | None = None,
+) -> Comparison:
+    """Reads the runs of these arms. Raises ValueError when one lacks an evaluation that another one has.
+
+    metrics: what is compared by step, with its name for people; "a / b" is the ratio of two metrics. until: the last
+    step that counts; none: all steps.
+    """
+    rows = {name: [_until(rows_of(runs, name, seed), until) for seed in runs.seeds] for name in names}
     since = max(_begins(runs, name) for name in names)
     curves = {
         name: {arm: _by_step([row for run in rows[arm] for row in run], name, since) for arm in names}
-        for name in METRICS
+        for name in metrics
     }
     for name, by_arm in curves.items():
         steps = {tuple(sorted(curve)) for curve in by_arm.values()}
         counts = {len(values_S) for curve in by_arm.values() for values_S in curve.values()}
         if len(steps) != 1 or counts != {len(runs.seeds)}:
             raise ValueError(f"{runs.folder}: the runs do not have the same evaluations of {name}")
-    summary = json.loads((runs.path(names[0], runs.seeds[0]) / "summary.json").read_text())
     return Comparison(
         seeds=tuple(runs.seeds),
         titles={name: runs.arms[name].title for name in names},
         curves=curves,
         figures={each.title: {name: [each.of(run) for run in rows[name]] for name in names} for each in figures},
-        forms={each.title: each.form for each in figures},
-        versions=summary["versions"],
+        forms={each.title: each.form for each in figures} | {name: ".1f" for name in metrics if RATIO in name},
+        versions=_versions(runs, names),
+        metrics=dict(metrics),
     )
+
+
+def _versions(runs: Runs, names: Sequence[str]) -> dict[str, str]:
+    """Returns the versions with which the first finished run was made; none without one."""
+    summaries = (runs.path(name, seed) / "summary.json" for name in names for seed in runs.seeds)
+    first = next((path for path in summaries if path.is_file()), None)
+    return {} if first is None else json.loads(first.read_text())["versions"]
 
 
 def rows_of(runs: Runs, name: str, seed: int) -> Rows:
@@ -116,6 +135,10 @@ def _without_evaluation(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith("eval/")}
 
 
+def _until(rows: Rows, step: int | None) -> Rows:
+    return [row for row in rows if step is None or row["step"] <= step]
+
+
 def _begins(runs: Runs, name: str) -> int:
     """Returns the step at which an arm's own run begins."""
     before = runs.arms[name].after
@@ -129,9 +152,10 @@ def _last_step(rows: Rows) -> int:
 def _by_step(rows: Rows, name: str, since: int) -> dict[int, list[float]]:
     """Returns the values of a metric by step, in the order of the rows."""
     values: dict[int, list[float]] = {}
+    over, _, under = name.partition(RATIO)
     for row in rows:
-        if name in row and row["step"] >= since:
-            values.setdefault(int(row["step"]), []).append(row[name])
+        if over in row and row["step"] >= since:
+            values.setdefault(int(row["step"]), []).append(row[over] / row[under] if under else row[over])
     return values
 
 
@@ -160,20 +184,26 @@ def _steps(curves: Curves) -> list[int]:
 def markdown(result: Comparison) -> str:
     """Returns a table for each metric by step, and one of the figures of whole runs."""
     blocks = []
-    for name, title in METRICS.items():
-        curves = result.curves[name]
-        blocks.append(_table(result, title, "step", {str(step): _at(curves, step) for step in _steps(curves)}))
-    return "\n\n".join([*blocks, _table(result, "whole runs", "", result.figures)])
+    for name, title in result.metrics.items():
+        curves, form = result.curves[name], result.forms.get(name, ".3f")
+        rows = {str(step): _at(curves, step) for step in _steps(curves)}
+        blocks.append(_table(result, title, "step", rows, dict.fromkeys(rows, form)))
+    return "\n\n".join([*blocks, _table(result, "whole runs", "", result.figures, result.forms)])
 
 
-def _table(result: Comparison, title: str, corner: str, rows: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+def _table(
+    result: Comparison,
+    title: str,
+    corner: str,
+    rows: Mapping[str, Mapping[str, Sequence[float]]],
+    forms: Mapping[str, str],
+) -> str:
     first, *others = result.titles
     heads = [*result.titles.values(), *(f"{result.titles[first]} - {result.titles[other]}" for other in others)]
     lines = [f"**{title[0].upper()}{title[1:]}**", "", f"| {corner} | {' | '.join(heads)} |"]
     lines.append("|---" * (1 + len(heads)) + "|")
     for head, values in rows.items():
-        form = result.forms.get(head, ".3f")
-        cells = [_cell(interval, form, signed=" - " in name) for name, interval in intervals(values).items()]
+        cells = [_cell(interval, forms[head], signed=" - " in name) for name, interval in intervals(values).items()]
         lines.append(f"| {head} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -207,11 +237,13 @@ def _plain(cells: Mapping[str, Interval]) -> dict[str, dict[str, float]]:
 
 
 def plot(path: Path, result: Comparison) -> None:
-    """Draws both metrics over the steps, with the band of the interval, as a PNG."""
+    """Draws the metrics over the steps, two beside each other, with the band of the interval, as a PNG."""
     from matplotlib.figure import Figure as Canvas
 
-    canvas = Canvas(figsize=(9, 3.8), layout="constrained")
-    for axes, (name, title) in zip(canvas.subplots(1, len(METRICS)), METRICS.items(), strict=True):
+    lines = -(-len(result.metrics) // 2)
+    canvas = Canvas(figsize=(9, 3.8 * lines), layout="constrained")
+    grid = canvas.subplots(lines, 2).ravel().tolist()
+    for axes, (name, title) in zip(grid, result.metrics.items(), strict=False):
         curves, steps = result.curves[name], _steps(result.curves[name])
         for colour, (arm, curve) in zip(COLOURS, curves.items(), strict=False):
             means = [mean_of_runs(curve[step]) for step in steps]
@@ -219,7 +251,7 @@ def plot(path: Path, result: Comparison) -> None:
             axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
             middle = [each.mean for each in means]
             axes.plot(steps, middle, color=colour, marker="o", ms=4, label=result.titles[arm], clip_on=False)
-        top = min(1.02, axes.get_ylim()[1])
+        top = axes.get_ylim()[1] if RATIO in name else min(1.02, axes.get_ylim()[1])
         axes.set(xlabel="step", title=title, xlim=(min(steps), max(steps)), xticks=steps, ylim=(0, top))
         axes.grid(alpha=0.25)
         axes.spines[["right", "top"]].set_visible(False)

@@ -1,14 +1,20 @@
 """The preparation of data as a user starts it: stopped and gone on with, and without a network."""
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 
+import pytest
 from pyarrow import parquet
 
+from recipes.rstar2.parts.preparation.demonstrations import gsm8k_demonstration
+from recipes.rstar2.parts.preparation.rows import Place
+from recipes.rstar2.parts.sampling.protocol import PROTOCOLS
 from tests.support.paths import ROOT
 from tests.support.runs import Run
 
@@ -57,3 +63,25 @@ def test_without_the_hub_a_line_says_what_to_do(tmp_path):
     assert "Idavidrein/gpqa" in done.stderr
     assert "source=" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["report", "release"])
+async def test_the_replies_in_demonstrations_are_those_of_the_tool(box, name):
+    row = {"question": "Half of 48, and 48 more?", "answer": "<<48/2=24>>24 <<48+24=72>>72\n#### 72"}
+    tool = PROTOCOLS[name].tool(box, stateful=False)
+    compared = set()
+    for number in range(40):
+        place = Place(id=f"gsm-{number}", index=number, protocol=name, broken_calls=0.8)
+        messages = gsm8k_demonstration(row, place).messages
+        for turn, reply in itertools.pairwise(messages):
+            if turn.get("tool_calls"):  # a malformed call has none, and reaches no tool
+                arguments = json.loads(turn["tool_calls"][0]["function"]["arguments"])
+                answered = (await tool(arguments)).text
+                assert _without_time(reply["content"]) == _without_time(answered)
+                compared.add(_without_time(answered))
+    assert len(compared) == 5  # one that works, an open bracket, three names
+
+
+def _without_time(reply):
+    return re.sub(r"time: \d+\.\d\ds", "time", reply)

@@ -242,6 +242,12 @@ def test_nothing_of_an_evaluation_set_can_be_left_out(tmp_path):
         config(tmp_path, "x", set="aime24", train_rows=3)
 
 
+@pytest.mark.parametrize("fields", [{"set": "mawps", "broken_calls": 0.5}, {"broken_calls": 1.5}])
+def test_only_calls_of_demonstrations_can_be_broken_and_by_a_share(tmp_path, fields):
+    with pytest.raises(ValueError, match="broken_calls"):
+        config(tmp_path, "x", **{"set": "gsm8k_demonstrations", **fields})
+
+
 def test_answers_to_another_files_rows_are_refused_where_ids_would_be_ambiguous(tmp_path):
     (tmp_path / "a").mkdir()
     sources = [jsonl(tmp_path / "m.jsonl", mawps(2)), jsonl(tmp_path / "a" / "m.jsonl", mawps(2))]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from algo.reward.answers import boxed_answer
 from engine.rollout.chat_template import ChatTemplate
+from engine.rollout.tool_call_parser import MalformedCall, ToolCallParser
 from recipes.rstar2.parts.preparation.demonstrations import (
     MAX_STEPS,
     NoArithmetic,
@@ -115,3 +116,61 @@ EXPRESSIONS = st.recursive(  # of so few numbers that no product is too large
 @given(EXPRESSIONS)
 def test_the_value_is_the_one_that_python_computes(text):
     assert repr(evaluate(text, {})) == repr(eval(text))
+
+
+def broken(number, protocol="report", seed=0):
+    """A demonstration whose first call fails. number: of its row, which decides the mistake."""
+    return gsm8k_demonstration(
+        CLIPS, Place(id=f"gsm-{number}", index=number, seed=seed, protocol=protocol, broken_calls=1.0)
+    )
+
+
+def mistake(conversation):
+    return conversation.messages[2]["content"].splitlines()[-1].partition(":")[0]
+
+
+@pytest.mark.parametrize("name", ["report", "release"])
+def test_a_broken_call_is_answered_and_repaired_and_both_turns_are_learnt(name, tmp_path):
+    chat = ChatTemplate.load(installed(tmp_path / "chat"), PROTOCOLS[name].chat())
+    mistakes = set()
+    for number in range(30):
+        made, plain = broken(number, name), demonstration(CLIPS, name)
+        [tool] = json.loads(made.tools)
+        pieces = chat.with_tools([tool]).conversation(made.messages)
+        turns = [chat.decode(ids) for ids, learnt in pieces if learnt]
+        assert len(turns) == 3
+        assert made.messages[3]["tool_calls"] == plain.messages[1]["tool_calls"]
+        assert made.messages[4:] == plain.messages[2:]
+        first = next(each for turn in turns for each in ToolCallParser().feed(turn))
+        if isinstance(first, MalformedCall):
+            mistakes.add("json")
+            assert made.messages[2]["content"] == f"FormatError: {first.reason}"
+        else:
+            mistakes.add("code")
+            assert first.name == PROTOCOLS[name].tool_name
+            assert first.arguments["code"] != json.loads(_arguments_of(made.messages[3]))["code"]
+    assert mistakes == {"json", "code"}
+
+
+def _arguments_of(message):
+    [call] = message["tool_calls"]
+    return call["function"]["arguments"]
+
+
+def test_the_share_of_broken_calls_is_the_one_that_is_asked_for():
+    def count(share):
+        rows = [
+            gsm8k_demonstration(CLIPS, Place(id=f"gsm-{number}", index=number, broken_calls=share))
+            for number in range(1000)
+        ]
+        return sum(len(row.messages) == 6 for row in rows)
+
+    assert count(0.0) == 0
+    assert 300 < count(0.35) < 400
+    assert count(1.0) == 1000
+
+
+def test_the_seed_and_the_row_decide_the_mistake():
+    assert broken(3) == broken(3)
+    assert {mistake(broken(number)) for number in range(30)} == {"SyntaxError", "NameError", "FormatError"}
+    assert [broken(number) for number in range(30)] != [broken(number, seed=1) for number in range(30)]

@@ -10,7 +10,7 @@ import pytest
 from engine.commands import doctor, gateway
 from engine.console.options import parse_all
 from engine.programs.invocation import Invocation, Machines
-from recipes.rstar2 import analyze, chat, data, evaluate, filter, fit, get_model, rl, sft, template
+from recipes.rstar2 import analyze, chat, compare, data, evaluate, filter, fit, get_model, rl, sft, template
 from recipes.rstar2.parts.memory.memory import replica_share
 from recipes.rstar2.parts.memory.model import PUBLIC
 from recipes.rstar2.parts.sampling.protocol import REPORT
@@ -36,6 +36,7 @@ OPTIONS = {
     "rl": [rl.ChainInvocation, rl.Config, Machines],
     "evaluate": [evaluate.Config],
     "chat": [chat.Config],
+    "compare": [compare.Config],
     "gateway": [gateway.Options],
     "doctor": [doctor.Options],
 }

@@ -7,11 +7,16 @@ of a program, in which a number that an earlier line computed is named rather th
     b = 48+a
     print(b)
 
+With `broken_calls` a share of the demonstrations makes a mistake first: the program does not run, or its call is not
+JSON, the model reads why, and the second call is the right one. That leaves reinforcement learning something to find.
+
 Promises
 - The program's output is what Python prints: it is computed here with Python's own numbers and operators. Nothing is
   executed; what is no arithmetic is no demonstration.
 - The output equals the answer of the row, so that a demonstration never teaches a wrong one.
 - A turn has the form of parts/sampling/chat.jinja: the assistant begins with <reason>, then calls or answers.
+- A reply has the words with which a rollout answers the same call, errors of CPython 3.11 and later included.
+- Which demonstrations make which mistake depends on the seed and the row's id alone.
 """
 
 from __future__ import annotations
@@ -19,14 +24,17 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import random
 import re
 import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.data.prompts import after_hashes
-from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Fields, Place
+from recipes.rstar2.parts.preparation.mistakes import calling, failing, replying
+from recipes.rstar2.parts.preparation.rows import Conversation, Dropped, Fields, Message, Place
 from recipes.rstar2.parts.sampling.protocol import PROTOCOLS
+from sandbox.wire import ToolResult
 
 MAX_STEPS = 5  # 93 of 100 solutions have no more; longer programs teach a small model little that is new
 _MARK = re.compile(r"<<([^<>=]+)=([^<>]*)>>")
@@ -46,7 +54,7 @@ class NoArithmetic(ValueError):
 
 
 def gsm8k_demonstration(row: Mapping[str, Any], place: Place) -> Conversation | Dropped:
-    """Turns a row of GSM8K into a conversation of four messages."""
+    """Turns a row of GSM8K into a conversation of four messages, or of six where its first call fails."""
     fields = Fields(row)
     question, solution = fields.text("question"), fields.text("answer")
     made = program(solution, question)
@@ -58,24 +66,24 @@ def gsm8k_demonstration(row: Mapping[str, Any], place: Place) -> Conversation | 
         return Dropped(reason="not_integer", detail=answer)
     if abs(float(output) - int(answer)) > 1e-6:
         return Dropped(reason="program_differs", detail=f"it prints {output}, the answer is {answer}")
-    schema = PROTOCOLS[place.protocol].schema(stateful=False)
-    arguments = json.dumps({"code": code, "input": ""}, ensure_ascii=False)
-    call = {"type": "function", "function": {"name": schema["function"]["name"], "arguments": arguments}}
+    protocol = PROTOCOLS[place.protocol]
+    reason = "I write the steps as a program and run it."
+    first: tuple[Message, ...] = ()
+    rng = random.Random(f"{place.seed}/{place.id}")
+    if rng.random() < place.broken_calls:
+        first, reason = failing(reason, code, protocol, rng), "The call failed. I correct it and run it again."
     return Conversation(
         id=place.id,
         index=place.index,
         source="gsm8k_demonstrations",
         messages=(
             {"role": "user", "content": question},
-            {
-                "role": "assistant",
-                "content": "<reason> I write the steps as a program and run it. </reason>",
-                "tool_calls": [call],
-            },
-            {"role": "tool", "content": output},
+            *first,
+            calling(reason, code, protocol),
+            replying(code, ToolResult(outcome="ok", stdout=f"{output}\n", exit_code=0), protocol),
             {"role": "assistant", "content": final_turn(output, answer)},
         ),
-        tools=json.dumps([schema], ensure_ascii=False),
+        tools=json.dumps([protocol.schema(stateful=False)], ensure_ascii=False),
     )
 
 

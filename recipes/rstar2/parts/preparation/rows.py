@@ -175,12 +175,16 @@ class _Missing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a row comes from, and what was asked of its set. id: as `read_prompts` names the row of the source."""
+    """Where a row comes from, and what was asked of its set. id: as `read_prompts` names the row of the source.
+
+    broken_calls: the share of demonstrations whose first call fails.
+    """
 
     id: str
     index: int
     seed: int = 0
     protocol: str = "report"
+    broken_calls: float = 0.0
 
 
 def words(text: str) -> list[str]:

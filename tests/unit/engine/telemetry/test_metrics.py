@@ -120,6 +120,11 @@ def test_a_group_is_solved_when_it_is_flat_with_the_full_reward():
     assert metrics.step(groups, 0, full_reward=0.5)["groups/solved"] == 4
 
 
+def test_an_evaluation_counts_turns():
+    of_three = replace(a_trajectory(0, reward=1.0), turns=a_trajectory(0).turns * 3)
+    assert metrics.evaluation([of_three, a_trajectory(1, reward=0.0)])["eval/turns"] == 4
+
+
 def test_an_evaluation_by_hand():
     trajectories = [
         a_trajectory(0, reward=1.0, uses=[a_use(), a_use("error")]),
