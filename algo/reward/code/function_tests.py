@@ -54,6 +54,8 @@ async def grade_functions(
         if reply["refused"] is not None:
             number, reason = reply["refused"]
             raise ValueError(f"test {number} cannot be graded: {reason}: {tests.tests[number].strip()[:100]!r}")
+        if reply["asked"] is None and not calls:
+            raise ValueError(f"the tests call none of {', '.join(tests.functions)}, so nothing of a program is tested")
         if reply["asked"] is None:
             return Graded.of(reply["tests"], len(tests.tests)), calls
         if len(calls) >= MOST_CALLS:

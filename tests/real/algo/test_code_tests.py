@@ -83,6 +83,12 @@ async def test_a_setup_that_fails_is_refused(box: Sandbox) -> None:
         await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", asserts("f(1)", setup="1 / 0"))
 
 
+@pytest.mark.parametrize("test", ["pass", "x = f", "assert x == f(1)"])
+async def test_tests_that_call_nothing_are_refused(box: Sandbox, test: str) -> None:
+    with pytest.raises(ValueError, match="call none of f"):
+        await CodeGrader(box, limits=LIMITS).grade("this is no Python", asserts(test))
+
+
 async def test_helpers_of_the_tests_are_not_the_programs(box: Sandbox) -> None:
     tests = asserts("assert near(f(1), 2)", setup="def near(a, b): return abs(a - b) < 1e-9")
     program = "def near(a, b): return True\ndef f(x): return 7"
