@@ -87,7 +87,10 @@ class Teacher:
             )
         if len(scores.top_ids) and scores.top_ids.max() >= self._tokens:
             beyond = f"id {scores.top_ids.max()} among its likeliest tokens"
-            raise TeacherLost(f"teacher {self.name}: {beyond}, and the student's ids end at {self._tokens - 1}")
+            ends = f"the student's ids end at {self._tokens - 1}"
+            raise TeacherLost(
+                f"teacher {self.name}: {beyond}, which only pads, and {ends}. Fix: a smaller top_k, or none"
+            )
         return scores
 
     def measured(self, groups: Sequence[Group], *, clip: float) -> dict[str, float]:
