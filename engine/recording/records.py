@@ -36,10 +36,10 @@ class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     there.
 
     group: as it was put out, but its trajectories have neither prompt (it is the group's) nor tokens nor text
-    (`engine.recording.rollouts.with_tokens` restores them). reasons: what the selector says of its choice, for each
-    trajectory; of RoC `p_err`, `p_format`, and `probability`, with which a trajectory like it is kept; empty where the
-    selector says nothing. node: the machine that made the group, "" for the one that leads the run. whole: its tokens
-    have the numbers of the sampler and, where they were trained, of the learner.
+    (`engine.recording.rollouts.with_tokens` restores them), and no states of worlds. reasons: what the selector says of
+    its choice, for each trajectory; of RoC `p_err`, `p_format`, and `probability`, with which a trajectory like it is
+    kept; empty where the selector says nothing. node: the machine that made the group, "" for the one that leads the
+    run. whole: its tokens have the numbers of the sampler and, where they were trained, of the learner.
     """
 
     step: int

@@ -47,6 +47,7 @@ async def graded(box, prompt, *turns, **options):
     return grade.reward, trajectory
 
 
+@pytest.mark.smoke
 async def test_a_model_that_looks_edits_and_tests_gets_1(box):
     own = "from sums import total\ndef test_it():\n    assert total(1, 1) == 2\n"
     reward, trajectory = await graded(

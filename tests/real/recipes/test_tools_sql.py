@@ -42,6 +42,7 @@ async def graded(box, metadata, *turns, **options):
     return await SqlReward(box, find, **options)(trajectory), trajectory
 
 
+@pytest.mark.smoke
 async def test_a_model_that_asks_and_answers_gets_1(box):
     look = [
         tool("query", sql="PRAGMA table_info(customer)"),

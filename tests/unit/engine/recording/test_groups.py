@@ -124,6 +124,13 @@ def test_a_group_comes_back_as_it_was_put_out_but_for_what_lies_with_its_tokens(
     assert records_of([group]).row(1.0).groups[0].rewards == (1.0, None)
 
 
+def test_states_of_worlds_are_not_recorded():
+    group = a_group(0)
+    members = tuple(replace(member, states={"files": b"x" * 1000}) for member in group.trajectories)
+    [recorded] = records_of([replace(group, trajectories=members)]).records()
+    assert [member.states for member in recorded.group.trajectories] == [{}, {}, {}]
+
+
 def test_a_step_begins_with_its_first_trajectory():
     groups = [a_group(0)]
     assert (records_of(groups).row(2.0).started_at, records_of([]).row(2.0).started_at) == (0.0, 2.0)
