@@ -137,7 +137,7 @@ def in_a_process(arm: Arm, path: Path, options: Mapping[str, Any]) -> None:
     arguments = [f"{name}={value}" for name, value in options.items()]
     command = [sys.executable, str(arm.program), f"runs={path.parent}", f"name={path.name}", *arguments]
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = path.with_suffix(".log")
+    log = path.with_name(f"{path.name}.log")  # not with_suffix: a name may have a dot
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             code = process.wait()
