@@ -178,9 +178,9 @@ def verdicts(result: Comparison) -> list[str]:
             if " - " not in pair:
                 continue
             ours, theirs = (result.titles[part] for part in pair.split(" - "))
-            sign = "higher" if interval.low > 0 else "lower" if interval.high < 0 else "not told apart"
-            than = f"{sign} with {ours} than with {theirs}" if sign != "not told apart" else f"{sign}: {ours}, {theirs}"
-            sentences.append(f"{title[0].upper()}{title[1:]} after step {step}: {than}.")
+            apart = "above" if interval.low > 0 else "below" if interval.high < 0 else None
+            verdict = f"{ours} is {apart} {theirs}" if apart else f"{ours} and {theirs} are not told apart"
+            sentences.append(f"By {title} after step {step}, {verdict}.")
     return sentences
 
 

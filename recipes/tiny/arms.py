@@ -139,7 +139,7 @@ def in_a_process(arm: Arm, path: Path, options: Mapping[str, Any]) -> None:
     arguments = [f"{name}={_written(value)}" for name, value in options.items()]
     command = [sys.executable, str(arm.program), f"runs={folder.parent}", f"name={folder.name}", *arguments]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder.with_suffix(".log")
+    log = folder.with_name(f"{folder.name}.log")  # not with_suffix: a name may have a dot
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             code = process.wait()

@@ -62,7 +62,7 @@ def measured(table: str, seeds: tuple[int, ...] = (0, 1)) -> Comparison:
 def test_the_page_tells_a_difference_that_all_seeds_agree_on(tmp_path):
     write(tmp_path / "ablations", {"filter": measured("filter")})
     text = (tmp_path / "ablations.md").read_text()
-    assert "Held-out accuracy after step 24: lower with filtered than with unfiltered." in text
+    assert "By held-out accuracy after step 24, filtered is below unfiltered." in " ".join(text.split())
     assert "| step | filtered | unfiltered | filtered - unfiltered |" in text
     assert "| `filter` | unfiltered | 0.9000 / 0.9000 | 0.9500 / 0.9500 |" in text
     assert (tmp_path / "ablations" / "filter.png").read_bytes().startswith(b"\x89PNG")
