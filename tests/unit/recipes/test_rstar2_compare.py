@@ -8,10 +8,11 @@ import pytest
 from engine.console.options import parse_all
 from engine.programs.invocation import Machines
 from recipes.rstar2 import rl
-from recipes.rstar2.compare import Config, main, measured
+from recipes.rstar2.compare import Config, main, measured, page
 from recipes.tiny.arms import finished
 from recipes.tiny.curves import from_json
 from tests.support.conversations import installed
+from tests.support.paths import ROOT
 
 ERRORS = {"roc": 0.1, "grpo16": 0.2, "grpo8": 0.25}
 
@@ -24,29 +25,30 @@ def made(settings, name, seed, steps=20, ends=True):
     """Writes what a run leaves that has made so many steps."""
     path = settings.runs.path(name, seed)
     path.mkdir(parents=True)
-    rows = [{"step": 0}]
-    rows += [
-        {
-            "step": step,
-            "tokens/generated": 200.0,
-            "tokens/trained": 100.0,
-            "time/step_s": 1.0,
-            "groups/flat": 2,
-            "rollout/response_tokens": 50,
-        }
-        for step in range(1, steps + 1)
-    ]
+    step = {
+        "reward": 0.3,
+        "rollout/response_tokens": 50,
+        "tokens/generated": 200.0,
+        "tokens/trained": 100.0,
+        "time/step_s": 1.0,
+        "groups/all": 8,
+        "groups/flat": 2,
+        "rollout/trajectories": 128,
+        "stop/length": 3,
+        "tools/error_share": ERRORS[name],
+        "tools/error_share_correct": ERRORS[name],
+    }
+    rows = [{"step": 0}, *({"step": number, **step} for number in range(1, steps + 1))]
     for row in rows:
-        if row["step"]:
-            row["tools/error_share_correct"] = ERRORS[name]
         if row["step"] % settings.eval_every == 0:
             row["eval/accuracy"] = 0.2 + 0.01 * seed + row["step"] / 100
             row["eval/tool_error_share_correct"] = ERRORS[name]
             row |= {"eval/n": 400, "eval/tokens": 400 * 60, "eval/turns": 400 * 2}
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (path / "config.json").write_text(json.dumps(settings.runs.options(name, seed)))
+    versions = {"processor": "one, 2 cores", "torch": "1", "vllm": "2"}
+    (path / "config.json").write_text(json.dumps({**settings.runs.options(name, seed), "versions": versions}))
     if ends:
-        (path / "summary.json").write_text(json.dumps({"versions": {"torch": "1"}}))
+        (path / "summary.json").write_text("{}")
 
 
 def test_each_arm_is_a_run_of_rl_with_options_that_it_has(tmp_path):
@@ -81,13 +83,13 @@ def test_runs_are_compared_up_to_the_last_evaluation_that_all_have(tmp_path):
     result = measured(settings.runs)
     assert list(result.curves["eval/accuracy"]["roc"]) == [0, 10]
     assert result.figures["trained tokens"]["roc"] == [1000.0, 1000.0]
-    [window] = [values["grpo8"] for title, values in result.figures.items() if "share_correct" in title]
-    assert window == [ERRORS["grpo8"]] * 2  # the first ten steps are the last ten
+    begun, ended = [values["grpo8"] for title, values in result.figures.items() if "share_correct" in title]
+    assert begun == ended == [ERRORS["grpo8"]] * 2
     assert result.curves["eval/turns / eval/n"]["grpo8"][10] == [2.0, 2.0]
 
 
 def test_the_page_is_made_of_the_results(tmp_path, capsys):
-    settings = config(tmp_path, output=tmp_path / "real_model", machine="It ran on a Tuesday.")
+    settings = config(tmp_path, output=tmp_path / "real_model", note="It ran on a Tuesday.")
     for seed in settings.seeds:
         for name in settings.runs.arms:
             made(settings, name, seed)
@@ -96,10 +98,16 @@ def test_the_page_is_made_of_the_results(tmp_path, capsys):
     assert "It ran on a Tuesday." in text
     assert "not told apart" in text  # accuracies
     assert "lower with GRPO-RoC 8 of 16 than with GRPO 16" in text  # tool errors
-    assert (tmp_path / "real_model" / "results.png").stat().st_size > 0
+    assert all((tmp_path / "real_model" / name).stat().st_size > 0 for name in ("results.png", "training.png"))
     content = json.loads((tmp_path / "real_model" / "results.json").read_text())
     assert from_json(content).curves == measured(settings.runs).curves
     assert "real_model.md" in capsys.readouterr().out
+
+
+def test_the_committed_page_is_that_of_its_results():
+    folder = ROOT / "recipes" / "rstar2" / "real_model"
+    content = json.loads((folder / "results.json").read_text())
+    assert folder.with_suffix(".md").read_text() == page(content, folder.name)
 
 
 def test_a_run_without_an_evaluation_is_named(tmp_path):

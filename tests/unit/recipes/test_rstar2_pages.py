@@ -16,7 +16,7 @@ from recipes.rstar2.parts.memory.model import PUBLIC
 from recipes.rstar2.parts.sampling.protocol import REPORT
 from tests.support.paths import ROOT
 
-PAGES = {name: (ROOT / "recipes/rstar2" / name).read_text() for name in ("README.md", "eight_gpus.md")}
+PAGES = {name: (ROOT / "recipes/rstar2" / name).read_text() for name in ("README.md", "eight_gpus.md", "real_model.md")}
 
 
 def commands(page):
@@ -58,7 +58,7 @@ def machine(tmp_path, monkeypatch):
         (tmp_path / name / "tool.json").write_text(json.dumps(REPORT.schema(stateful=False)))
 
 
-@pytest.mark.parametrize("command", [*commands("README.md"), *EIGHT_GPUS])
+@pytest.mark.parametrize("command", [*commands("README.md"), *EIGHT_GPUS, *commands("real_model.md")])
 def test_the_options_of_a_command_are_those_of_its_program(command, machine):
     _, program, *words = shlex.split(command)
     parse_all(OPTIONS[Path(program).stem], words)  # ends the program for a wrong option
