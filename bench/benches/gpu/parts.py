@@ -286,6 +286,13 @@ def parts() -> list[Part]:
             limit_s=240,
             read=_named("stopped_s", "resumed_s"),
         ),
+        Part(
+            name="beside",
+            full=own("quickstart", "devices=0", "replicas=1", "sleep=false", "steps=12", "eval_every=12", *UNJUDGED),
+            rehearsal=own("quickstart", "replicas=1", "steps=1", "eval_every=2", *SMALL, *UNJUDGED),
+            limit_s=240,
+            read=_own(_quickstart),
+        ),
         *[_weights_part(way) for way in ("shm", "adapter")],
         Part(
             name="resume_tp2",
