@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.code import word_problems
 from recipes.tiny.task import Split, problems
 from tests.real.recipes.test_environments import GYM
 from tests.support.conversations import installed, sum_row, write_rows
@@ -40,6 +41,14 @@ def on_a_file(folder: Path) -> list[str]:
     return [*EVALUATED, f"data={train}", f"held_out={test}"]
 
 
+def programs(folder: Path) -> list[str]:
+    """Writes programming problems, to train and to evaluate on."""
+    train, test = folder / "train.jsonl", folder / "test.jsonl"
+    word_problems.main(word_problems.Config(output=train, rows=24))
+    word_problems.main(word_problems.Config(output=test, split="test", rows=4))
+    return [f"data={train}", f"held_out={test}"]
+
+
 def a_stage(folder: Path) -> list[str]:
     train, test = questions(folder)
     budget = ["rollout.max_tokens=230", "eval_max_tokens=230", "eval_samples=1", "replica.kv_blocks=512"]
@@ -56,6 +65,10 @@ ROWS: dict[str, Callable[[Path], list[str]]] = {
     "agents/openai_agent.py": lambda folder: EVALUATED,
     "agents/openai_agents.py": lambda folder: EVALUATED,
     "agents/program.py": lambda folder: EVALUATED,
+    "code/train.py": lambda folder: [
+        *(*EVALUATED, *programs(folder), "program=call", "rollout.max_tokens=230", "rollout.max_turns=4")
+    ],
+    "distill.py": lambda folder: [*EVALUATED, f"teacher={TINY}"],
     "environments/mcp_agent.py": lambda folder: EVALUATED,
     "environments/mixture.py": lambda folder: EVALUATED,
     "environments/train_verifiers.py": lambda folder: [
@@ -64,6 +77,8 @@ ROWS: dict[str, Callable[[Path], list[str]]] = {
     "quickstart.py": lambda folder: EVALUATED,
     "rstar2/rl.py": a_stage,
     "rstar2/sft.py": fine_tuning,
+    "tools/files.py": lambda folder: [*EVALUATED, "rollout.max_tokens=960"],
+    "tools/sql.py": lambda folder: [*EVALUATED, "rollout.max_tokens=960"],
     "train_on_file.py": on_a_file,
 }
 """The options of each recipe, given a folder for what it reads."""
