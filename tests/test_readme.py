@@ -290,7 +290,7 @@ def test_every_page_with_examples_is_run() -> None:
     found = {name: len(blocks) for name, blocks in BLOCKS_OF.items() if blocks}
     pages = {"README.md": 1, "algo/README.md": 1, "sandbox/README.md": 3}
     assert found == pages | {
-        "recipes/README.md": 11,  # of the gallery, which test_gallery.py compares with the recipes, and my.py
+        "recipes/README.md": 15,  # of the gallery, which test_gallery.py compares with the recipes, and my.py
         "recipes/agents.md": 4,
         "recipes/parts.md": 13,
         "recipes/runs.md": 1,
