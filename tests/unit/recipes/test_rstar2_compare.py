@@ -97,7 +97,7 @@ def test_the_page_is_made_of_the_results(tmp_path, capsys):
     text = (tmp_path / "real_model.md").read_text()
     assert "It ran on a Tuesday." in text
     assert "not told apart" in text  # accuracies
-    assert "lower with GRPO-RoC 8 of 16 than with GRPO 16" in text  # tool errors
+    assert "By tool errors in correct trajectories after step 20, GRPO-RoC 8 of 16 is below GRPO 16" in text
     assert all((tmp_path / "real_model" / name).stat().st_size > 0 for name in ("results.png", "training.png"))
     content = json.loads((tmp_path / "real_model" / "results.json").read_text())
     assert from_json(content).curves == measured(settings.runs).curves
