@@ -69,8 +69,8 @@ class Config(EvalOptions, SandboxOptions):
             )
         if self.stop_flat_after is not None:
             raise ValueError(
-                f"stop_flat_after must be none, got {self.stop_flat_after}: it drops groups of equal rewards, which the "
-                "teacher's scores train"
+                f"stop_flat_after must be none, got {self.stop_flat_after}: it drops groups of equal rewards, which "
+                "are trained here too"
             )
         self.of_teacher.check_student(self.model)
         super().__post_init__()
