@@ -8,6 +8,7 @@ from algo.learner.serialize import from_plain
 from algo.loss.distillation import TopK
 from algo.loss.policy_losses import Gspo, PpoClip
 from engine.console.options import parse
+from engine.programs.main import identity_of
 from recipes.distill import Config
 from recipes.tiny import distilled
 from tests.support.paths import TINY
@@ -52,6 +53,11 @@ def test_a_wrong_option_is_refused_by_name(words, said, capsys):
         parse(Config, words)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_that_waited_too_long_for_its_teacher_is_resumed_with_a_longer_deadline():
+    before, patient = (parse(Config, [TEACHER, word]) for word in ("seed=0", "teacher_deadline_s=900"))
+    assert identity_of(before) == identity_of(patient)
 
 
 def test_one_rollout_of_a_prompt_is_enough_where_rewards_are_only_shown():
