@@ -72,13 +72,18 @@ class Config(EvalOptions, SandboxOptions):
                 f"stop_flat_after must be none, got {self.stop_flat_after}: it drops groups of equal rewards, which "
                 "are trained here too"
             )
-        self.of_teacher.check_student(self.model)
+        self.of_teacher.check_student(self.model, max_tokens=self.rollout.max_tokens)
         super().__post_init__()
 
     @property
     def least_group_size(self) -> int:
         """The teacher rates each trajectory by itself; only rewards are compared within a group."""
         return 2 if self.reward_weight else 1
+
+    @property
+    def clip(self) -> float | None:
+        """The bound of a token's advantage; None with `top_k`, where nothing is clipped."""
+        return None if self.top_k else self.kl_clip
 
     @property
     def of_teacher(self) -> TeacherConfig:
@@ -126,7 +131,7 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
                 job.admit(prompts("train", config.seed)),
                 job.group(teacher.scores(rollouts), reward, select),
                 job.batch(),
-                job.train(make_batch, evaluations=[evaluation], measure=partial(teacher.measured, clip=config.kl_clip)),
+                job.train(make_batch, evaluations=[evaluation], measure=partial(teacher.measured, clip=config.clip)),
             ]
         )
 
