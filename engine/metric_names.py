@@ -55,7 +55,8 @@ DISTILL_KL = "distill/kl"
 """nats: mean over the sampled tokens of the sampler's log-probability less the teacher's, an estimate of KL(student ||
 teacher) before the step's update; the next step's is that after it"""
 DISTILL_CLIPPED = "distill/clipped"
-"""share of the sampled tokens whose difference from the teacher is beyond `kl_clip`"""
+"""share of the sampled tokens whose difference from the teacher is beyond `kl_clip`; none with `top_k`, which
+clips nothing"""
 DISTILL_TOKENS = "distill/tokens"
 """number of sampled tokens that the teacher has scored"""
 DISTILL_TEACHER_S = "distill/teacher_s"
