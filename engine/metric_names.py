@@ -60,7 +60,7 @@ clips nothing"""
 DISTILL_TOKENS = "distill/tokens"
 """number of sampled tokens that the teacher has scored"""
 DISTILL_TEACHER_S = "distill/teacher_s"
-"""seconds in which the teacher had something to score"""
+"""seconds in which this machine's teacher had something to score; none if all scores came from nodes or the journal"""
 DISTILL_OVERLAP = "distill/overlap"
 """share of these seconds in which rollouts were under way too"""
 

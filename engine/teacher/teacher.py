@@ -123,8 +123,8 @@ class Teacher:
             metric.DISTILL_KL: float(gaps_M.mean()),
             **({} if clip is None else {metric.DISTILL_CLIPPED: float((np.abs(gaps_M) > clip).mean())}),
             metric.DISTILL_TOKENS: len(gaps_M),
-            metric.DISTILL_TEACHER_S: busy_s,
-            **({metric.DISTILL_OVERLAP: overlap_s / busy_s} if busy_s else {}),
+            # A step whose scores all came from rollout nodes or from the journal has no times of this teacher.
+            **({metric.DISTILL_TEACHER_S: busy_s, metric.DISTILL_OVERLAP: overlap_s / busy_s} if busy_s else {}),
         }
 
 
