@@ -162,6 +162,12 @@ class Options(RunOptions):
     def __post_init__(self) -> None:
         for name, least in (("oversample", 1), ("group_size", self.least_group_size)):
             require(name, getattr(self, name), at_least(least))
+        for name in ("temperature", "top_p"):
+            if (value := getattr(self.rollout, name)) != 1:
+                raise ValueError(
+                    f"rollout.{name} must be 1, got {value:g}: what is trained is compared with the model's own "
+                    "distribution. Fix: leave it out"
+                )
         trained = self.prompts_per_step * self.group_size
         if self.learner.minibatches > trained:
             raise ValueError(
