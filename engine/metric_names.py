@@ -55,11 +55,12 @@ DISTILL_KL = "distill/kl"
 """nats: mean over the sampled tokens of the sampler's log-probability less the teacher's, an estimate of KL(student ||
 teacher) before the step's update; the next step's is that after it"""
 DISTILL_CLIPPED = "distill/clipped"
-"""share of the sampled tokens whose difference from the teacher is beyond `kl_clip`"""
+"""share of the sampled tokens whose difference from the teacher is beyond `kl_clip`; none with `top_k`, which
+clips nothing"""
 DISTILL_TOKENS = "distill/tokens"
 """number of sampled tokens that the teacher has scored"""
 DISTILL_TEACHER_S = "distill/teacher_s"
-"""seconds in which the teacher had something to score"""
+"""seconds in which this machine's teacher had something to score; none if all scores came from nodes or the journal"""
 DISTILL_OVERLAP = "distill/overlap"
 """share of these seconds in which rollouts were under way too"""
 

@@ -28,7 +28,7 @@ from engine.recipe import Recipe, Run
 from engine.teacher.config import TeacherConfig
 from engine.teacher.opened import teacher_of
 from engine.telemetry.watchdog import exit_process
-from recipes.options import ADVANTAGES, LOSSES, EvalOptions, SandboxOptions
+from recipes.options import ADVANTAGES, EvalOptions, SandboxOptions
 from recipes.tiny.task import prompts, python_tool
 from sandbox import TIERS
 from sandbox.require import at_least, positive, require
@@ -62,8 +62,28 @@ class Config(EvalOptions, SandboxOptions):
     def __post_init__(self) -> None:
         require("reward_weight", self.reward_weight, at_least(0))
         require("kl_clip", self.kl_clip, positive)
-        self.of_teacher.check_student(self.model)
+        if self.direction == "forward" and not self.top_k:
+            raise ValueError(
+                "direction=forward compares the teacher's likeliest tokens, and top_k is 0. Fix: top_k=8, or leave "
+                "direction out"
+            )
+        if self.stop_flat_after is not None:
+            raise ValueError(
+                f"stop_flat_after must be none, got {self.stop_flat_after}: it drops groups of equal rewards, which "
+                "are trained here too"
+            )
+        self.of_teacher.check_student(self.model, max_tokens=self.rollout.max_tokens)
         super().__post_init__()
+
+    @property
+    def least_group_size(self) -> int:
+        """The teacher rates each trajectory by itself; only rewards are compared within a group."""
+        return 2 if self.reward_weight else 1
+
+    @property
+    def clip(self) -> float | None:
+        """The bound of a token's advantage; None with `top_k`, where nothing is clipped."""
+        return None if self.top_k else self.kl_clip
 
     @property
     def of_teacher(self) -> TeacherConfig:
@@ -74,10 +94,12 @@ class Config(EvalOptions, SandboxOptions):
 
     def training(self) -> TrainingConfig:
         config = super().training()
-        loss = TopK(direction=self.direction, policy=LOSSES[self.loss]) if self.top_k else LOSSES[self.loss]
+        learner = config.learner
+        if self.top_k:
+            learner = replace(learner, loss=TopK(direction=self.direction, policy=self.policy_loss))
         return replace(
             config,
-            learner=replace(config.learner, loss=loss),
+            learner=learner,
             sandbox=self.sandbox(TIERS[:1], memory_bytes=512 << 20),  # no import of this task needs another tier
             title="on-policy distillation",
         )
@@ -109,7 +131,7 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
                 job.admit(prompts("train", config.seed)),
                 job.group(teacher.scores(rollouts), reward, select),
                 job.batch(),
-                job.train(make_batch, evaluations=[evaluation], measure=partial(teacher.measured, clip=config.kl_clip)),
+                job.train(make_batch, evaluations=[evaluation], measure=partial(teacher.measured, clip=config.clip)),
             ]
         )
 

@@ -160,14 +160,25 @@ class Options(RunOptions):
     rollout: RolloutConfig = RolloutConfig(max_tokens=230, max_turns=4)  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
-        for name, least in (("oversample", 1), ("group_size", 2)):
+        for name, least in (("oversample", 1), ("group_size", self.least_group_size)):
             require(name, getattr(self, name), at_least(least))
+        for name in ("temperature", "top_p"):
+            if (value := getattr(self.rollout, name)) != 1:
+                raise ValueError(
+                    f"rollout.{name} must be 1, got {value:g}: what is trained is compared with the model's own "
+                    "distribution. Fix: leave it out"
+                )
         trained = self.prompts_per_step * self.group_size
         if self.learner.minibatches > trained:
             raise ValueError(
                 f"minibatches={self.learner.minibatches} exceeds prompts_per_step x group_size = {trained}"
             )
         self.training()  # the parts' own checks, before anything starts
+
+    @property
+    def least_group_size(self) -> int:
+        """Rewards are compared within a group, so it has two trajectories or more."""
+        return 2
 
     @property
     def policy_loss(self) -> PolicyLoss:

@@ -77,7 +77,7 @@ class Advantage:
         by_std = self.scale == "group"
         if self.baseline == "length":
             advantages_G = self._less_weighted_mean(_checked(rewards_G), lengths_G)
-            if by_std:
+            if by_std and not is_flat(rewards_G):
                 advantages_G = advantages_G / (rewards_G.std(ddof=1) + self.eps)
         else:
             out = self.baseline == "leave_one_out"

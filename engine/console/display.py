@@ -142,6 +142,8 @@ class Display:
             grid.add_row("tool errors in correct", errors)
             if self._failed:
                 grid.add_row("failed", Text(self._failed, style="red"))
+            if metric.DISTILL_KL in m:
+                grid.add_row("KL to the teacher", f"{m[metric.DISTILL_KL]:.3f}")
             if metric.GROUPS_ALL in m:
                 grid.add_row("groups", _groups(m))
             if self._solved_steps >= SOLVED_STEPS:
@@ -201,6 +203,8 @@ def _line(step: int, m: Mapping[str, float]) -> str:
     if is_step(m):
         errors = _figure(m, metric.TOOLS_ERROR_SHARE_CORRECT)
         parts.append(f"reward {_figure(m, metric.REWARD)}  tool errors in correct {errors}")
+        if metric.DISTILL_KL in m:
+            parts.append(f"KL to the teacher {m[metric.DISTILL_KL]:.3f}")
         if metric.GROUPS_ALL in m:
             parts.append(f"groups {_groups(m)}")
         parts.append(_rates(m))

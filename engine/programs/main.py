@@ -42,6 +42,7 @@ from sandbox.printable import printable
 FREE = (
     *("steps", "record.", "step_deadline_s", "start_deadline_s", "update_deadline_s", "replica_step_deadline_s"),
     *("canary_tolerance", "learner.mismatch_tolerance", "wandb", "sandbox_listen", "sandbox_keys"),
+    "teacher_deadline_s",
 )
 ONE_LINE_ERRORS = (BadInput, *EXPECTED, CannotListen, ListenFailed)
 

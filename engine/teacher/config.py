@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from engine.teacher.vocabulary import check_same_vocabulary
 from sandbox.require import Rule, positive, require
 
 URL = ("http://", "https://")
+ROOM = 32  # tokens beyond a trajectory's budget, one of which is sampled with each score
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,9 @@ class TeacherConfig:
             )
         if self.is_url and self.devices:
             raise ValueError(f"devices of a teacher must be empty for a server's URL, got {self.devices}")
+        inner = Path(self.teacher, "checkpoint")
+        if not self.is_url and not Path(self.teacher, "tokenizer.json").is_file() and inner.is_dir():
+            raise ValueError(f"teacher: {self.teacher!r} is the folder of a run. Fix: teacher={inner}")
         if not self.is_url and not Path(self.teacher, "config.json").is_file():
             raise ValueError(
                 f"teacher: no config.json in {self.teacher!r}. Fix: a Hugging Face folder on this machine (each "
@@ -55,7 +60,19 @@ class TeacherConfig:
     def is_url(self) -> bool:
         return self.teacher.startswith(URL)
 
-    def check_student(self, student: Path) -> None:
-        """Raises ValueError for a teacher in a folder whose tokens are not the student's. A server is asked later."""
-        if not self.is_url:
-            check_same_vocabulary(student, Path(self.teacher))
+    def check_student(self, student: Path, *, max_tokens: int) -> None:
+        """Raises ValueError for a teacher in a folder whose tokens are not the student's, or that cannot read its
+        trajectories of max_tokens. A server is asked later.
+        """
+        if self.is_url:
+            return
+        check_same_vocabulary(student, Path(self.teacher))
+        fields = json.loads(Path(self.teacher, "config.json").read_text())
+        fields = fields.get("text_config", fields)
+        rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+        longest = fields.get("max_position_embeddings")
+        if isinstance(longest, int) and "factor" not in rope and max_tokens + ROOM > longest:
+            raise ValueError(
+                f"teacher {self.teacher!r} can read {longest} tokens (max_position_embeddings), and a trajectory may "
+                f"have {max_tokens}. Fix: rollout.max_tokens={longest - ROOM} or less, or another teacher"
+            )

@@ -6,6 +6,7 @@ the log-probability of the token that is there and of the likeliest ones.
 Invariants
 - What fails for a while (no connection, HTTP 408, 429 and 5xx) is asked again until the caller's deadline; what the
   server refuses is not.
+- A failure that lasts for some seconds is told once, and its end too.
 - The key is read from the environment only: it is in no configuration, no message and no file.
 """
 
@@ -32,6 +33,11 @@ RETRIED = (408, 429)
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 COMPARED = 2048  # token ids that are compared with the server's, evenly over the vocabulary
 CHUNK = 512  # of them in one request
+FIXES = {
+    401: ". Fix: put the server's key into the environment variable {key_variable}",
+    403: ". Fix: put the server's key into the environment variable {key_variable}",
+    404: ". Fix: give the URL up to and including /v1, http://HOST:PORT/v1",
+}
 UNKNOWN = "�"  # in the text of a token that is no whole character
 
 
@@ -43,13 +49,19 @@ class Endpoint:
     """`async with endpoint_of(config) as endpoint`. It satisfies `engine.teacher.teacher.Scores`."""
 
     def __init__(
-        self, config: TeacherConfig, session: aiohttp.ClientSession, sleep: Callable[[float], Awaitable[None]]
+        self,
+        config: TeacherConfig,
+        session: aiohttp.ClientSession,
+        sleep: Callable[[float], Awaitable[None]],
+        note: Callable[[str], None],
     ) -> None:
-        self._config, self._session, self._sleep = config, session, sleep
+        self.trouble = ""
+        """Why the server's last answer was none; empty if it was one."""
+        self._config, self._session, self._sleep, self._note = config, session, sleep, note
         self._url = config.teacher.rstrip("/")
         self._places = asyncio.Semaphore(config.in_flight)
         self._model = ""
-        self._cause = ""
+        self._noted = False
 
     async def score(self, token_ids: Sequence[int], start: int, top: int = 0) -> TokenScores:
         """See `engine.teacher.teacher.Scores`. It asks until it is answered: the caller has a deadline."""
@@ -64,24 +76,36 @@ class Endpoint:
             top_logprobs=np.asarray(logprobs, np.float32),
         )
 
-    async def check(self, chat: ChatTemplate, student: Path, *, longest: int) -> None:
-        """Compares what token ids mean to the server with what they mean to the student.
+    async def check(self, chat: ChatTemplate, student: Path, *, longest: int, top: int = 0) -> None:
+        """Compares what token ids mean to the server with what they mean to the student, and asks once for as much as
+        the run will ask for: the scores of the longest sequence, with the likeliest tokens.
 
-        longest: tokens of a sequence that the server takes. Raises ReplicaDied if it does not answer in time, and
-        ValueError if an id means something else there.
+        longest: tokens of the longest sequence. Raises ReplicaDied if the server does not answer in time, and
+        ValueError if it refuses, or if an id means something else there.
         """
         known = sorted(vocabulary(student))
         chosen = [known[at] for at in np.unique(np.linspace(0, len(known) - 1, COMPARED).astype(int))]
         size = min(CHUNK, longest - 1)
         try:
             async with asyncio.timeout(self._config.deadline_s):
+                try:
+                    await self.score([chosen[0]] * longest, 1, top)
+                except ValueError as error:
+                    raise ValueError(
+                        f"teacher {self._url} gives no scores for {longest} tokens, as many as a trajectory may have, "
+                        f"with the {top} likeliest of each: {error}. Fix: start the server with room for one token "
+                        "more, or lower rollout.max_tokens"
+                    ) from error
                 for begin in range(0, len(chosen), size):
                     part = chosen[begin : begin + size]
                     rows = await self._rows([part[0], *part], 0)
                     _compare(part, rows[1:], chat, self._url)
         except TimeoutError as error:
-            cause = self._cause or "it did not answer"
-            raise ReplicaDied(f"teacher {self._url}: {cause} within {self._config.deadline_s:g} s") from error
+            cause = self.trouble or "it does not answer"
+            raise ReplicaDied(
+                f"teacher {self._url} gave no scores within {self._config.deadline_s:g} s: {cause}. Fix: start the "
+                "server, or correct the URL"
+            ) from error
 
     async def _rows(self, token_ids: Sequence[int], top: int) -> list[Any]:
         """Returns the answer's `prompt_logprobs`. Raises ValueError for a request that the server refuses."""
@@ -89,11 +113,20 @@ class Endpoint:
             wait_s = FIRST_WAIT_S
             while True:
                 try:
-                    return await self._ask(list(token_ids), top)
+                    rows = await self._ask(list(token_ids), top)
                 except _Fails as failure:
-                    self._cause = str(failure)
+                    self.trouble = str(failure)
+                    if wait_s == LONGEST_WAIT_S and not self._noted:
+                        self._noted = True
+                        patience = f"asking again, {self._config.deadline_s:g} s in all"
+                        self._note(f"the teacher {self._url} gives no scores: {failure}; {patience}")
                     await self._sleep(wait_s)
                     wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                else:
+                    if self._noted:
+                        self._note(f"the teacher {self._url} answers again")
+                    self.trouble, self._noted = "", False
+                    return rows
 
     async def _ask(self, token_ids: list[int], top: int) -> list[Any]:
         if not self._model:
@@ -122,7 +155,9 @@ class Endpoint:
         if response.status >= 500 or response.status in RETRIED:
             raise _Fails(f"it answers with HTTP {response.status}")
         if response.status != 200:
-            raise ValueError(f"{self._url} refuses with HTTP {response.status}: {data.decode(errors='replace'):.300}")
+            fix = FIXES.get(response.status, "").format(key_variable=self._config.key_variable)
+            answer = data.decode(errors="replace")
+            raise ValueError(f"{self._url} refuses with HTTP {response.status}: {answer:.300}{fix}")
         try:
             return msgspec.json.decode(data)
         except msgspec.DecodeError as error:
@@ -170,11 +205,14 @@ def _compare(token_ids: Sequence[int], rows: Sequence[Any], chat: ChatTemplate, 
 
 @asynccontextmanager
 async def endpoint_of(
-    config: TeacherConfig, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    config: TeacherConfig,
+    *,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    note: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Endpoint]:
-    """Opens connections to a server."""
+    """Opens connections to a server. note: is told when it fails, and when it answers again."""
     key = os.environ.get(config.key_variable, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=config.deadline_s)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        yield Endpoint(config, session, sleep)
+        yield Endpoint(config, session, sleep, note)

@@ -16,12 +16,10 @@ from engine.replica.config import ReplicaConfig
 from engine.replica.port import KvSample
 from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate
-from engine.teacher.config import TeacherConfig
+from engine.teacher.config import ROOM, TeacherConfig
 from engine.teacher.endpoint import endpoint_of
 from engine.teacher.teacher import Scores, Teacher
 from engine.telemetry.timeline import Timeline
-
-ROOM = 32  # tokens beyond a trajectory's budget, one of which is sampled with each score
 
 
 @asynccontextmanager
@@ -36,22 +34,24 @@ async def teacher_of(
 ) -> AsyncIterator[Teacher]:
     """Starts the teacher, or connects to it. student: its checkpoint, whose vocabulary is compared with the teacher's.
     max_tokens: of the longest sequence. replicas: the student's, which have the first cores. note: is told when the
-    teacher's replica dies and comes back.
+    teacher's replica or server fails, and when it is back.
 
     Raises ReplicaDied if it does not start, TeacherLost for a server that does not answer, and ValueError for another
     vocabulary.
     """
     fields = json.loads((student / "config.json").read_text())
     tokens = int(fields.get("text_config", fields)["vocab_size"])
-    config.check_student(student)
+    config.check_student(student, max_tokens=max_tokens)
 
-    def teacher(scorer: Scores) -> Teacher:
-        return Teacher(scorer, name=config.teacher, top=config.top, deadline_s=config.deadline_s, tokens=tokens)
+    def teacher(scorer: Scores, trouble: Callable[[], str] = lambda: "") -> Teacher:
+        return Teacher(
+            scorer, name=config.teacher, top=config.top, deadline_s=config.deadline_s, tokens=tokens, trouble=trouble
+        )
 
     if config.is_url:
-        async with endpoint_of(config) as endpoint:
-            await endpoint.check(chat, student, longest=max_tokens)
-            yield teacher(endpoint)
+        async with endpoint_of(config, note=note) as endpoint:
+            await endpoint.check(chat, student, longest=max_tokens, top=config.top)
+            yield teacher(endpoint, lambda: endpoint.trouble)
         return
     settings = ReplicaConfig(checkpoint=config.teacher, max_model_len=max_tokens + ROOM)
     if config.devices:

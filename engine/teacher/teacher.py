@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -53,12 +53,23 @@ class Scores(Protocol):
 
 
 class Teacher:
-    """`async with teacher_of(...) as teacher`. name: for messages. tokens: ids of the student lie below it."""
+    """`async with teacher_of(...) as teacher`. name: for messages. tokens: ids of the student lie below it. trouble:
+    returns why there are no scores at present; "" if nothing is known.
+    """
 
-    def __init__(self, scorer: Scores, *, name: str, top: int, deadline_s: float, tokens: int) -> None:
+    def __init__(
+        self,
+        scorer: Scores,
+        *,
+        name: str,
+        top: int,
+        deadline_s: float,
+        tokens: int,
+        trouble: Callable[[], str] = lambda: "",
+    ) -> None:
         self.name, self.top = name, top
         self.meter = OverlapMeter()
-        self._scorer, self._deadline_s, self._tokens = scorer, deadline_s, tokens
+        self._scorer, self._deadline_s, self._tokens, self._trouble = scorer, deadline_s, tokens, trouble
 
     def scores(self, rollouts: RolloutSource) -> ScoredRollouts:
         """Returns the rollouts with the teacher's scores in their trajectories. For `job.group`."""
@@ -73,8 +84,12 @@ class Teacher:
         except TimeoutError as error:
             if not budget.expired():
                 raise
+            late = f"teacher {self.name}: no scores within {self._deadline_s:g} s"
+            if trouble := self._trouble():
+                fix = "Fix: start the server again, then rerun the same command; the run resumes"
+                raise TeacherLost(f"{late}: {trouble}. {fix}") from error
             fix = "Fix: a faster teacher, fewer rollouts at once, or a larger teacher_deadline_s"
-            raise TeacherLost(f"teacher {self.name}: no scores within {self._deadline_s:g} s. {fix}") from error
+            raise TeacherLost(f"{late}. {fix}") from error
         except (ReplicaDied, ValueError) as error:
             raise TeacherLost(f"teacher {self.name}: {error}") from error
         finally:
@@ -93,10 +108,10 @@ class Teacher:
             )
         return scores
 
-    def measured(self, groups: Sequence[Group], *, clip: float) -> dict[str, float]:
+    def measured(self, groups: Sequence[Group], *, clip: float | None = None) -> dict[str, float]:
         """Returns the metrics of a step's scored trajectories; nothing if none was scored. For `job.train`.
 
-        clip: beyond so many nats a token counts as clipped.
+        clip: beyond so many nats a token counts as clipped; None: nothing is clipped, so no share of it is reported.
         """
         trajectories = [member for group in groups for member in group.trajectories if member.error is None]
         gaps = [_gaps(part, part.teacher) for it in trajectories for part in it.parts if part.teacher is not None]
@@ -106,10 +121,10 @@ class Teacher:
             return {}
         return {
             metric.DISTILL_KL: float(gaps_M.mean()),
-            metric.DISTILL_CLIPPED: float((np.abs(gaps_M) > clip).mean()),
+            **({} if clip is None else {metric.DISTILL_CLIPPED: float((np.abs(gaps_M) > clip).mean())}),
             metric.DISTILL_TOKENS: len(gaps_M),
-            metric.DISTILL_TEACHER_S: busy_s,
-            **({metric.DISTILL_OVERLAP: overlap_s / busy_s} if busy_s else {}),
+            # A step whose scores all came from rollout nodes or from the journal has no times of this teacher.
+            **({metric.DISTILL_TEACHER_S: busy_s, metric.DISTILL_OVERLAP: overlap_s / busy_s} if busy_s else {}),
         }
 
 

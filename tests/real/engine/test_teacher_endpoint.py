@@ -13,6 +13,7 @@ from engine.gateway.session import SessionRules
 from engine.replica.port import ReplicaDied
 from engine.teacher.config import TeacherConfig
 from engine.teacher.endpoint import endpoint_of
+from engine.teacher.teacher import Teacher, TeacherLost
 from engine.telemetry.timeline import Timeline
 from sandbox.http.listener import Address
 from tests.support.fakes import Replicas, fleet_of
@@ -163,6 +164,53 @@ async def test_the_key_goes_into_a_header_and_nowhere_else(monkeypatch):
             assert np.isfinite((await endpoint.score([5, 6, 7], 1)).logprobs_T).all()
         assert "secret" not in repr(config)
         async with endpoint_of(config_of(url, key_variable="NO_KEY")) as endpoint:
-            with pytest.raises(ValueError, match="HTTP 401") as refused:
+            with pytest.raises(ValueError, match=r"HTTP 401.*NO_KEY") as refused:
                 await endpoint.score([5, 6, 7], 1)
     assert "secret" not in json.dumps(str(refused.value))
+
+
+async def test_a_server_with_less_room_than_a_trajectory_is_refused_at_the_start():
+    def answer(body):
+        return (400, {}) if len(body["prompt"]) > 100 else (200, rows_of(body))
+
+    async with server(answer) as (url, _), endpoint_of(config_of(url)) as endpoint:
+        await endpoint.check(CHAT, TINY, longest=100)
+        with pytest.raises(ValueError, match=r"200 tokens.*Fix:.*rollout\.max_tokens"):
+            await endpoint.check(CHAT, TINY, longest=200)
+
+
+async def test_a_server_that_names_too_few_likely_tokens_is_refused_at_the_start():
+    async with server(lambda body: (200, rows_of(body))) as (url, _), endpoint_of(config_of(url)) as endpoint:
+        with pytest.raises(ValueError, match="the 3 likeliest"):
+            await endpoint.check(CHAT, TINY, longest=100, top=3)
+
+
+@pytest.mark.parametrize(("failures", "lines"), [(1, 0), (9, 2)])
+async def test_a_failure_that_lasts_is_told_once_and_its_end_too(failures, lines):
+    notes, answers = [], iter([(503, {})] * failures)
+    async with (
+        server(lambda body: next(answers, (200, rows_of(body)))) as (url, _),
+        endpoint_of(config_of(url), sleep=at_once, note=notes.append) as endpoint,
+    ):
+        await endpoint.score([5, 6, 7], 1)
+        await endpoint.score([5, 6, 7], 1)
+    assert len(notes) == lines
+    if notes:
+        assert "HTTP 503" in notes[0]
+        assert "answers again" in notes[1]
+
+
+async def test_a_teacher_that_is_gone_is_named_with_the_cause():
+    async with (
+        server(lambda body: (503, {})) as (url, _),
+        endpoint_of(config_of(url), sleep=at_once) as endpoint,
+    ):
+        teacher = Teacher(endpoint, name=url, top=0, deadline_s=0.2, tokens=512, trouble=lambda: endpoint.trouble)
+        with pytest.raises(TeacherLost, match=r"HTTP 503.*Fix: start the server again"):
+            await teacher.score([5, 6, 7], 1)
+
+
+async def test_a_url_without_its_end_is_refused_with_a_fix():
+    async with gateway() as (_, url), endpoint_of(config_of(url.removesuffix("/v1"))) as endpoint:
+        with pytest.raises(ValueError, match="/v1"):
+            await endpoint.check(CHAT, TINY, longest=200)

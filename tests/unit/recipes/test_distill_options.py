@@ -8,6 +8,7 @@ from algo.learner.serialize import from_plain
 from algo.loss.distillation import TopK
 from algo.loss.policy_losses import Gspo, PpoClip
 from engine.console.options import parse
+from engine.programs.main import identity_of
 from recipes.distill import Config
 from recipes.tiny import distilled
 from tests.support.paths import TINY
@@ -22,6 +23,8 @@ TEACHER = f"teacher={TINY}"
         (["loss=gspo"], Gspo()),
         (["top_k=4"], TopK()),
         (["top_k=4", "direction=forward", "loss=gspo"], TopK(direction="forward", policy=Gspo())),
+        (["clip_high=0.3"], PpoClip(clip_high=0.3)),
+        (["top_k=4", "clip_high=0.3"], TopK(policy=PpoClip(clip_high=0.3))),
     ],
 )
 def test_the_likeliest_tokens_make_the_loss_and_nothing_else_does(words, loss):
@@ -38,6 +41,10 @@ def test_the_likeliest_tokens_make_the_loss_and_nothing_else_does(words, loss):
         ([TEACHER, "kl_clip=0"], "kl_clip"),
         ([TEACHER, "reward_weight=-1"], "reward_weight"),
         ([TEACHER, "direction=both"], "direction"),
+        ([TEACHER, "direction=forward"], "top_k"),
+        ([TEACHER, "stop_flat_after=2"], "stop_flat_after"),
+        ([TEACHER, "group_size=0"], "group_size"),
+        ([TEACHER, "group_size=1", "reward_weight=0.5"], "group_size"),
         (["teacher=http://x/v1", "teacher_devices=0"], "devices of a teacher"),
     ],
 )
@@ -46,6 +53,15 @@ def test_a_wrong_option_is_refused_by_name(words, said, capsys):
         parse(Config, words)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_that_waited_too_long_for_its_teacher_is_resumed_with_a_longer_deadline():
+    before, patient = (parse(Config, [TEACHER, word]) for word in ("seed=0", "teacher_deadline_s=900"))
+    assert identity_of(before) == identity_of(patient)
+
+
+def test_one_rollout_of_a_prompt_is_enough_where_rewards_are_only_shown():
+    assert parse(Config, [TEACHER, "group_size=1"]).training().group.samples == 1
 
 
 def canned(folder, accuracies, tokens):
@@ -89,6 +105,6 @@ def test_a_run_that_never_reached_it_has_no_figure_and_no_ratio(tmp_path):
 
 def test_a_student_has_the_teacher_of_its_seed_and_the_same_problems(tmp_path):
     config = distilled.Config(folder=tmp_path)
-    teacher, student = config.options("roc", 3), config.options("distill", 3)
+    teacher, student = config.runs.options("roc", 3), config.runs.options("distill", 3)
     assert student["teacher"] == str(tmp_path / "roc-3" / "checkpoint")
     assert teacher["seed"] == student["seed"] == 3

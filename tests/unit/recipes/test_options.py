@@ -90,6 +90,8 @@ def test_nodes_of_a_recipe_without_the_option_are_refused_by_name(capsys):
         (["eval_problems=100000", "eval_samples=2"], "eval_problems x eval_samples must be at most"),
         (["devices=0", "replicas=1", "eval_replicas=1"], "eval_replicas must be at least 0, and 0 on GPUs, got 1"),
         (["slots=-1"], "slots"),
+        (["rollout.temperature=0.7"], "rollout.temperature must be 1, got 0.7"),
+        (["rollout.top_p=0.9"], "rollout.top_p must be 1, got 0.9"),
         (["clip_high=0.2", "loss=sapo"], "clip_high must be none for loss=sapo, got 0.2"),
         (["learner_state=nowhere"], "learner_state must be a folder, got 'nowhere'"),
         (["tool_error_penalty=-1"], "tool_error_penalty must be at least 0, got -1"),

@@ -176,3 +176,10 @@ def test_what_a_scale_or_baseline_cannot_take_is_refused():
         Advantage(scale="mean").of_group(np.asarray([1.0, -1.0]))
     with pytest.raises(ValueError, match="lengths"):
         Advantage(baseline="length").of_group(np.asarray([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "length"])
+@pytest.mark.parametrize("scale", ["group", "mean", "none"])
+def test_a_group_of_one_has_exactly_no_advantage(baseline, scale):
+    advantage = Advantage(baseline=baseline, scale=scale)
+    assert advantage.of_group(np.asarray([1.0]), np.asarray([7])).tolist() == [0.0]

@@ -60,6 +60,14 @@ def lines_of(*steps, live):
 
 
 @pytest.mark.parametrize("live", [True, False])
+def test_a_distillation_shows_how_far_the_student_is_from_its_teacher(live):
+    text = "\n".join(lines_of({**STEP, **PACE, "distill/kl": 1.234}, live=live))
+    assert "KL to the teacher" in text
+    assert "1.234" in text
+    assert "KL to the teacher" not in "\n".join(lines_of({**STEP, **PACE}, live=live))
+
+
+@pytest.mark.parametrize("live", [True, False])
 def test_flat_groups_are_shown(live):
     assert any("12 of 16" in line for line in lines_of(STEP | PACE, live=live))
 

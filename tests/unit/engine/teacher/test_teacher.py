@@ -236,5 +236,14 @@ def test_a_run_measures_what_was_scored_and_leaves_the_rest_out():
     found = teacher_of(Scorer()).measured([group], clip=2.0)
     assert found["distill/kl"] == pytest.approx(1.0)
     assert (found["distill/clipped"], found["distill/tokens"]) == (0.25, 4)
-    assert "distill/overlap" not in found, "no second of scoring was measured here"
+    assert not found.keys() & {"distill/teacher_s", "distill/overlap"}, "no second of scoring was measured here"
     assert teacher_of(Scorer()).measured([replace(group, trajectories=(main,))], clip=2.0) == {}
+
+
+def test_where_nothing_is_clipped_no_share_of_it_is_reported():
+    main = a_trajectory(0, reward=1.0, sampled=4)
+    scored = replace(main, teacher=replace(TokenScores.none(len(main.token_ids_T), 0), logprobs_T=main.logprobs_T))
+    group = Group(prompt=a_prompt(), trajectories=(scored,), lease=0)
+    row = teacher_of(Scorer()).measured([group])
+    assert "distill/kl" in row
+    assert "distill/clipped" not in row

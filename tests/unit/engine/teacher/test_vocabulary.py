@@ -42,7 +42,7 @@ def test_another_size_and_rows_that_only_pad_are_no_difference(tmp_path):
 def test_another_meaning_of_an_id_is_refused_with_the_ids(tmp_path, change):
     teacher = copied(tmp_path / "other", tokenizer=change)
     with pytest.raises(ValueError, match=r"another vocabulary.* differ: \d+ is '"):
-        TeacherConfig(teacher=str(teacher)).check_student(TINY)
+        TeacherConfig(teacher=str(teacher)).check_student(TINY, max_tokens=230)
 
 
 def test_too_few_rows_are_refused(tmp_path):
@@ -73,3 +73,21 @@ def test_a_folder_without_a_tokenizer_is_refused_with_a_fix(tmp_path):
 def test_a_teacher_that_cannot_be_is_refused_by_name(fields, said):
     with pytest.raises(ValueError, match=said):
         TeacherConfig(**fields)
+
+
+def test_a_teacher_that_reads_less_than_a_trajectory_is_refused_before_anything_starts(tmp_path):
+    short = TeacherConfig(teacher=str(copied(tmp_path / "short", max_position_embeddings=256)))
+    short.check_student(TINY, max_tokens=224)
+    with pytest.raises(ValueError, match=r"can read 256 tokens.*Fix: rollout\.max_tokens=224"):
+        short.check_student(TINY, max_tokens=230)
+    scaled = copied(
+        tmp_path / "scaled", max_position_embeddings=128, rope_parameters={"rope_type": "yarn", "factor": 4.0}
+    )
+    TeacherConfig(teacher=str(scaled)).check_student(TINY, max_tokens=230)
+
+
+def test_the_folder_of_a_run_is_refused_with_its_checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    copied(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=f"Fix: teacher={tmp_path / 'checkpoint'}"):
+        TeacherConfig(teacher=str(tmp_path))
