@@ -33,6 +33,8 @@ def read_request():
         head, _, body = stdin.read().decode("utf-8", "surrogatepass").partition("\n")
     request = json.loads(head)
     database = sqlite3.connect(":memory:", isolation_level=None)
+    # Real databases hold texts in other encodings too.
+    database.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
     content = body.encode("latin-1")
     if content:
         database.deserialize(content)
