@@ -123,7 +123,7 @@ def _check_world(world: Any, specs: Any) -> None:
     opens = takes(getattr(world, "open", None), "prompt")
     require(world, opens, f"the world {world.name} must be opened for a prompt", "async def open(self, prompt)")
     for spec in specs:
-        named = isinstance(spec.name, str) and spec.name and isinstance(spec.description, str)
+        named = isinstance(spec.name, str) and bool(spec.name) and isinstance(spec.description, str)
         shown = named and isinstance(spec.parameters, Mapping)
         require(spec, shown, f"a ToolSpec of the world {world.name} must have name, description and parameters", fix)
 
