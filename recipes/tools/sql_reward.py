@@ -84,7 +84,7 @@ class SqlReward:
         return wanted
 
     async def _answers_the_same(self, trajectory: Trajectory, name: str, sql: str, wanted: Mapping[str, Any]) -> bool:
-        said = await self._run("query", sql, self._find(name))
+        said = await self._run("query", sql, self._find(name), most_rows=len(wanted["rows"]))
         if said is None or "error" in said or len(said["columns"]) != len(wanted["columns"]):
             return False
         reference = trajectory.prompt.metadata["sql"]
@@ -120,12 +120,19 @@ class SqlReward:
         _checked(said, trajectory, statement)
         return files["database"]
 
-    async def _run(self, command: str, sql: str, database: bytes) -> dict[str, Any] | None:
-        return (await self._ask(command, sql, database))[0]
+    async def _run(
+        self, command: str, sql: str, database: bytes, most_rows: int = MOST_GRADED_ROWS
+    ) -> dict[str, Any] | None:
+        return (await self._ask(command, sql, database, most_rows))[0]
 
-    async def _ask(self, command: str, sql: str, database: bytes) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
-        """Returns what a statement answers, None if a limit ended it, and the files that it returns."""
-        request = request_for(sql, MOST_GRADED_ROWS, self._limits, database)
+    async def _ask(
+        self, command: str, sql: str, database: bytes, most_rows: int = MOST_GRADED_ROWS
+    ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
+        """Returns what a statement answers, None if a limit ended it, and the files that it returns.
+
+        most_rows: it answers one more where there are more, so a model's answer is no longer than its reference.
+        """
+        request = request_for(sql, most_rows, self._limits, database)
         try:
             result = await SQL.run(self._sandbox, command, request, self._limits.jail)
         except SandboxUnavailable as error:
@@ -201,7 +208,7 @@ def _key(cell: Any) -> Any:
                 return ("number", float(f"{cell:.{DIGITS}g}"))
             return ("number", cell if abs(cell) > 2**53 else round(float(cell), DIGITS))
         case dict():
-            return ("blob", cell.get("blob"))
+            return tuple(sorted(cell.items()))
     return cell
 
 

@@ -215,6 +215,35 @@ async def test_references_of_the_generated_questions_are_right_and_others_are_no
             assert await reward(await episode(Databases(box, find), prompt, *wrong)) == 0.0, prompt
 
 
+@pytest.mark.parametrize(("middle", "value"), [("b", 1.0), ("c", 0.0)])
+async def test_long_texts_are_compared_whole_and_answered_by_their_ends(box, middle, value):
+    long = "printf('%.*c', 300000, 'a') || '{}' || printf('%.*c', 300000, 'a')"
+    reference = {"database": "shop-1", "sql": f"SELECT {long.format('b')}, CAST({long.format('b')} AS BLOB)"}
+    sql = f"SELECT {long.format(middle)}, CAST({long.format(middle)} AS BLOB)"
+    reward, trajectory = await graded(box, reference, tool("query", sql=sql), f"<answer>{sql}</answer>")
+    assert reward == value
+    assert trajectory.tool_uses[0].response.splitlines()[1].startswith("aaaa")
+
+
+async def test_an_answer_has_no_more_rows_than_the_reference_and_one(box):
+    noted = Noted(box)
+    many = "WITH RECURSIVE r(n) AS (SELECT 8 UNION ALL SELECT n + 1 FROM r LIMIT 10000) SELECT n FROM r"
+    trajectory = await episode(Databases(box, find), question(COUNT), f"<answer>{many}</answer>")
+    assert await SqlReward(noted, find)(trajectory) == 0.0
+    assert max(len(result.stdout) for result in noted.results) < 1000
+
+
+class Noted:
+    """A sandbox that keeps its results."""
+
+    def __init__(self, box):
+        self.box, self.results = box, []
+
+    async def run(self, *arguments, **options):
+        self.results.append(await self.box.run(*arguments, **options))
+        return self.results[-1]
+
+
 async def test_an_answer_in_a_block_within_its_tag_is_read(box):
     assert (await graded(box, COUNT, f"<answer>\n```sql\n{COUNT['sql']};\n```\n</answer>"))[0] == 1.0
 
