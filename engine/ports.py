@@ -109,7 +109,11 @@ class OpenWorld(Protocol):
         ...
 
     def state(self) -> bytes:
-        """Returns the state after the last call that ended, which the reward finds in `Trajectory.states`."""
+        """Returns the state after the last call that ended, which the reward finds in `Trajectory.states`.
+
+        It has at most 64 MiB (`open_tools.MOST_STATE_BYTES`). Keep it to some hundred KiB, as each trajectory of a
+        batch has one and the journal keeps them.
+        """
         ...
 
 

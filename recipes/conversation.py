@@ -29,6 +29,7 @@ from engine.replica.replica import Replica
 from engine.rollout.chat_template import ChatTemplate, Message, TemplateError
 from engine.rollout.tool_call_parser import MalformedCall, ToolCall, ToolCallParser
 from engine.run.workspace import workspace
+from engine.tools.python_tool import schema
 from sandbox import SandboxUnavailable
 from sandbox.printable import print_logs, printable
 
@@ -173,7 +174,8 @@ async def a_replica(config: ReplicaConfig) -> AsyncIterator[Replica]:
 
 @asynccontextmanager
 async def opened(tool: Tool | StatefulTool) -> AsyncIterator[Mapping[str, Tool]]:
-    """Yields the tool by its name, with a state of its own where it keeps one."""
+    """Yields the tool by its name, with a state of its own where it keeps one. Raises BadInput for a world."""
+    schema(tool)
     if callable(tool):
         yield {tool.name: tool}
     else:

@@ -10,7 +10,8 @@ variables from call to call, and an answer is graded as mathematics.
 
     reward=my.py:score      def score(trajectory) -> float: above 0 is right. `trajectory.prompt.answer` is the row's
                             answer, `trajectory.final_text` the last turn. `async def` may wait for others.
-    tools=my.py:lookup      def lookup(word: str, limit: int = 3) -> str: the model is shown its docstring and types
+    tools=my.py:lookup      def lookup(word: str, limit: int = 3) -> str: the model is shown its docstring and types.
+                            An object is a tool, a stateful tool or a world (recipes/parts.md)
 
 What MathReward grades is the `<answer>\\boxed{...}</answer>` of a trajectory's last turn. By default a system message
 asks for it; `system=` gives another message, and `system=""` none. The tiny agent answers so without being asked.

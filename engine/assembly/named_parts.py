@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.assembly.wiring import check_reward, check_tools
 from engine.errors import BadInput
-from engine.ports import GroupReward, Reward, StatefulTool, Tool
+from engine.ports import GroupReward, Reward, StatefulTool, Tool, World
 from engine.recipe import module_of
 from engine.tools.function_tool import as_tools
 
@@ -28,8 +28,8 @@ def load_reward(place: str, option: str = "reward") -> Reward | GroupReward:
     return _load(place, option, "def score(trajectory) -> float", _as_reward)
 
 
-def load_tool(place: str, option: str = "tools") -> Tool | StatefulTool:
-    """Loads a typed function with a docstring, or a tool object."""
+def load_tool(place: str, option: str = "tools") -> Tool | StatefulTool | World:
+    """Loads a typed function with a docstring, or an object: a tool or a world."""
     return _load(place, option, "def lookup(word: str) -> str", _as_tool)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from engine.errors import BadInput
 from engine.pipeline.pipeline import Stage
+from engine.ports import ToolSpec
 from engine.recipe import Recipe
 from engine.types import Prompt
 
@@ -97,7 +98,8 @@ def check_tools(tools: Any) -> None:
             continue
         what = "a tool must be a typed function, or an object with a name and __call__(self, arguments) or open(self)"
         require(tool, not isinstance(tool, type), what, "make one, such as PythonTool(job.sandbox)")
-        require(tool, callable(tool) or hasattr(tool, "open"), what, "see Tool and StatefulTool in engine/ports.py")
+        fix = "see Tool, StatefulTool and World in engine/ports.py"
+        require(tool, callable(tool) or hasattr(tool, "open"), what, fix)
         name = getattr(tool, "name", None)
         if not isinstance(name, str) or not name:
             raise BadInput(
@@ -105,6 +107,25 @@ def check_tools(tools: Any) -> None:
             )
         if callable(tool) and not takes(tool, "arguments"):
             raise BadInput(f"{what}; {name_of(tool)} does not take one argument. Fix: __call__(self, arguments)")
+        specs = getattr(tool, "tools", None)
+        if specs is not None and (not callable(tool) or _are_specs(specs)):
+            _check_world(tool, specs)
+
+
+def _are_specs(specs: Any) -> bool:
+    return isinstance(specs, list | tuple) and bool(specs) and all(isinstance(spec, ToolSpec) for spec in specs)
+
+
+def _check_world(world: Any, specs: Any) -> None:
+    fix = 'tools = (ToolSpec(name="look", description="...", parameters={"type": "object", "properties": {}}),)'
+    require(specs, _are_specs(specs), f"tools of the world {world.name} must be a list of ToolSpec", fix)
+    require(world, not callable(world), f"the world {world.name} must not have a __call__, as a tool has", "open(self)")
+    opens = takes(getattr(world, "open", None), "prompt")
+    require(world, opens, f"the world {world.name} must be opened for a prompt", "async def open(self, prompt)")
+    for spec in specs:
+        named = isinstance(spec.name, str) and bool(spec.name) and isinstance(spec.description, str)
+        shown = named and isinstance(spec.parameters, Mapping)
+        require(spec, shown, f"a ToolSpec of the world {world.name} must have name, description and parameters", fix)
 
 
 def check_rollouts(rollouts: Any) -> None:

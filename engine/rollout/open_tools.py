@@ -18,6 +18,8 @@ from engine.ports import OpenWorld, StatefulTool, Tool, ToolReply, ToolSpec, Wor
 from engine.tools.function_tool import as_tools
 from engine.types import Prompt
 
+MOST_STATE_BYTES = 64 << 20  # each trajectory that has ended carries its states, and the event loop journals them
+
 
 @dataclass(frozen=True, slots=True)
 class WorldTool:
@@ -71,11 +73,15 @@ class OpenTools:
                 self.by_name[tool.name] = tool if callable(tool) else await _entered(tool, "__call__", opened)
 
     def states(self) -> dict[str, bytes]:
-        """Returns the present state of each world by its name. Raises WrongPart for one that is not bytes."""
+        """Returns the present state of each world by its name. Raises WrongPart for another type or size."""
         states = {name: world.state() for name, world in self._worlds.items()}
         for name, state in states.items():
             if type(state) is not bytes:
                 raise parts.WrongPart(f"state() of the world {name} gave {state!r:.100}. Fix: return bytes")
+            if len(state) > MOST_STATE_BYTES:
+                fix = "Fix: refuse the calls that would make it larger, or return a digest of it"
+                place = f"state() of the world {name}"
+                raise parts.WrongPart(f"{place} gave {len(state)} bytes, and {MOST_STATE_BYTES} are the most. {fix}")
         return states
 
 

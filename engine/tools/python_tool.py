@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from engine.errors import BadInput
 from engine.ports import Session, SessionRunner, StatefulTool, Tool, ToolReply, ToolRunner, ToolSpec
 from engine.tools.python_feedback import Feedback, joined, traceback_feedback
 from sandbox.require import at_least, require
@@ -35,7 +36,8 @@ def schema(tool: Tool | StatefulTool | ToolSpec) -> dict[str, Any]:
     """Returns what a chat template shows the model of a tool: a JSON schema in the form of OpenAI's function calls.
 
     It has the tool's `description` and `parameters` (a JSON schema). Without them the first paragraph of a docstring,
-    of the class or of `__call__`, describes it, and a TypedDict as the type of `arguments` says what they are.
+    of the class or of `__call__`, describes it, and a TypedDict as the type of `arguments` says what they are. Raises
+    BadInput for a world, whose tools have schemas of their own.
 
     >>> class Clock:
     ...     '''Tells the time.'''
@@ -43,6 +45,8 @@ def schema(tool: Tool | StatefulTool | ToolSpec) -> dict[str, Any]:
     >>> schema(Clock())["function"]
     {'name': 'clock', 'description': 'Tells the time.', 'parameters': {'type': 'object', 'properties': {}}}
     """
+    if not callable(tool) and getattr(tool, "tools", None) is not None:
+        raise BadInput(f"{tool.name} is a world, and only rollouts open one. Fix: job.rollouts([...]), or give a tool")
     description, parameters = getattr(tool, "description", None), getattr(tool, "parameters", None)
     return {
         "type": "function",

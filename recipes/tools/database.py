@@ -158,6 +158,8 @@ def _cell(value: Any) -> str:
             return "NULL"
         case {"blob": digits}:
             return f"x'{clip(digits, 60)}'"
+        case {"text": both_ends}:
+            return clip(both_ends, 200)
         case str():
             return clip(value, 200)
     return str(value)

@@ -3,7 +3,8 @@
 Promises
 - A database follows from its name alone ("shop-17"), on every machine; so do the questions from (split, seed).
 - No question about one database is in both splits: the split is a hash of database and reference.
-- Each question is graded on a second database with other rows too (`SqlReward`).
+- Each reference has rows, or changes some. Each question is graded on a second database with other rows too
+  (`SqlReward`).
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ def questions(split: Split, seed: int, *, changes: float = 0.3) -> Iterator[Prom
         if (digest[0] < 26) != (split == "test"):
             continue
         answer = {"sql": sql, "also": [f"{kind}-{rng.randrange(1 << 16, 1 << 17)}"]} if asks else {"changes": [sql]}
+        if not any(tells(each, sql) for each in (name, *answer.get("also", ()))):
+            continue
         content = f"{SCHEMAS[kind]}\n\n{text} {ANSWER if asks else CHANGE}"
         yield Prompt(
             id=f"{split}-{seed}-{number}",
@@ -89,6 +92,17 @@ def questions(split: Split, seed: int, *, changes: float = 0.3) -> Iterator[Prom
             metadata={"database": name, **answer},
         )
         number += 1
+
+
+def tells(name: str, sql: str) -> bool:
+    """Returns whether a reference has rows, or changes some: where it does not, a model that does nothing is right."""
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        database.deserialize(find(name))
+        cursor = database.execute(sql)
+        return cursor.fetchone() is not None or cursor.rowcount > 0
+    finally:
+        database.close()
 
 
 Template = Callable[[random.Random], tuple[str, str]]

@@ -10,7 +10,8 @@
 Tests say what a program does: `from stats import mean` and `mean([1, 2])`, or `run("main.py", "7", stdin="...")`, which
 has returncode, stdout and stderr. Of pytest there is raises, approx and mark.parametrize. `open("out.txt")` and
 `open("/app/out.txt")`, where /app is the WORKDIR, read what the model has left or a program of it has written: texts of
-a test that begin with the WORKDIR are made the folder that the jail has.
+a test that begin with the WORKDIR are made the folder that the jail has. A module of Python or of the environment comes
+before one of the workspace, so a workspace's modules need names of their own.
 
 A task that needs a container (commands of its Dockerfile, other services, a shell) is refused by the name of what
 needs it.
@@ -18,21 +19,25 @@ needs it.
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from engine.errors import BadInput
 from engine.types import Prompt
+from recipes.tools.checked_tests import checked_tests
 from recipes.tools.snapshot import BadEdit, Bounds, Snapshot, clean_path
 
 OLDER = "task.yaml"  # the first format of Terminal-Bench
 # In task.toml: what asks for more than files and Python.
 NEEDS = ("docker_image", "gpus", "gpu_types", "mcp_servers", "services", "env", "setup", "skills_dir", "healthcheck")
-PYTEST = {"raises", "approx", "mark"}
+# Images of Python, Terminal-Bench's included.
+PYTHON = re.compile(
+    r"(?:--platform=\S+ )?(?:\S*/)?python(?:-\d[\d-]*)?(?:[:@]\S+)?(?: as \S+)?", re.IGNORECASE
+)  # images
+FOLDER = re.compile(r"/[\w.-]+(?:/[\w.-]+)*/?")
 
 
 def read_tasks(folder: Path, bounds: Bounds | None = None) -> Iterator[Prompt]:
@@ -58,10 +63,11 @@ def read_task(folder: Path, bounds: Bounds | None = None) -> Prompt:
         Snapshot(files={path: text.encode() for path, text in files.items()}, bounds=bounds or Bounds())
     except BadEdit as error:
         raise BadInput(f"{folder / 'environment'}: {error}. Fix: make it smaller, or raise the bounds") from error
-    metadata: dict[str, Any] = {"files": files, "root": root, "tests": _tests(folder / "tests", root)}
+    tests = _tests(folder / "tests", root, _modules(files))
+    metadata: dict[str, Any] = {"files": files, "root": root, "tests": tests}
     timeout_s = settings.get("verifier", {}).get("timeout_sec")
     if timeout_s is not None:
-        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        if type(timeout_s) not in (int, float) or not timeout_s > 0:
             raise BadInput(f"{folder / 'task.toml'}: verifier.timeout_sec must be above 0, got {timeout_s!r}")
         metadata["verifier_s"] = float(timeout_s)
     return Prompt(
@@ -110,6 +116,8 @@ def _environment(folder: Path) -> tuple[str, dict[str, str]]:
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (folder / name).exists():
             raise _needs_container(folder, name)
+    if (folder / ".dockerignore").exists():
+        raise BadInput(f"{folder / '.dockerignore'} is not read. Fix: remove it and the files that it leaves out")
     path = folder / "Dockerfile"
     if not path.exists():
         return "", dict(_files_below(folder, "")) if folder.is_dir() else {}
@@ -117,10 +125,10 @@ def _environment(folder: Path) -> tuple[str, dict[str, str]]:
     for line in _lines(_text(path)):
         word, _, rest = line.partition(" ")
         match word.upper():
-            case "FROM" if re.match(r"(?:--\S+ )?(?:\S*/)?python\b", rest.strip()):
+            case "FROM" if PYTHON.fullmatch(rest.strip()):
                 continue
-            case "WORKDIR":
-                root = rest.strip().rstrip("/") or "/"
+            case "WORKDIR" if FOLDER.fullmatch(rest) and root in ("", rest.rstrip("/")):
+                root = rest.rstrip("/")
             case "COPY" if not rest.lstrip().startswith(("--", "[")):
                 files |= _copied(folder, rest.split(), root, path)
             case _:
@@ -151,18 +159,26 @@ def _copied(folder: Path, words: list[str], root: str, dockerfile: Path) -> dict
         else:
             into = target.endswith("/") or target in (".", "./") or len(sources) > 1 or absolute.rstrip("/") == root
             files[f"{prefix}{place.name}" if into else prefix.rstrip("/")] = _text(place)
-    return {clean_path(path): text for path, text in files.items()}
+    try:
+        return {clean_path(path): text for path, text in files.items()}
+    except BadEdit as error:
+        raise BadInput(f"{dockerfile}: COPY {' '.join(words)}: {error}") from error
 
 
 def _files_below(folder: Path, prefix: str, leave_out: tuple[Path, ...] = ()) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise BadInput(f"{path} is a link. Fix: put the file there")
-        if path.is_file() and path not in leave_out and path.name != ".dockerignore":
+        if path.is_file() and path not in leave_out:
             yield f"{prefix}{path.relative_to(folder).as_posix()}", _text(path)
 
 
-def _tests(folder: Path, root: str) -> dict[str, str]:
+def _modules(files: Iterable[str]) -> set[str]:
+    """Returns the names by which the files of a workspace can be imported, packages included."""
+    return {path.partition("/")[0].removesuffix(".py") for path in files if path.endswith(".py")}
+
+
+def _tests(folder: Path, root: str, modules: set[str]) -> dict[str, str]:
     """Returns the source of each test file, with `root` in its texts made the folder that the jail has."""
     files = {path.name: path for path in sorted(folder.glob("test_*.py"))}
     if not files:
@@ -171,41 +187,4 @@ def _tests(folder: Path, root: str) -> dict[str, str]:
     others = [name for name in others if name not in ("test.sh", "__init__.py")]
     if others:
         raise BadInput(f"{folder / others[0]}: tests must be Python files named test_*.py. Fix: put its values there")
-    return {name: checked_tests(path, _text(path), root) for name, path in files.items()}
-
-
-def checked_tests(path: Path | str, source: str, root: str = "") -> str:
-    """Returns a test file that `inside/grading.py` can run. Raises BadInput for what it has not."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise BadInput(f"{path}: line {error.lineno}: {error.msg}") from error
-    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
-    if not tests:
-        raise BadInput(f"{path} has no function test_*. Fix: write tests as functions with assert")
-    for test in tests:
-        known = {name for mark in test.decorator_list for name in _parametrized(mark)}
-        unknown = [argument.arg for argument in test.args.args if argument.arg not in known]
-        if unknown:
-            raise BadInput(f"{path}: {test.name} wants the fixture {unknown[0]!r}, and there are none")
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(value=ast.Name(id="pytest"), attr=name) if name not in PYTEST:
-                raise BadInput(f"{path}: pytest.{name} is not there; there is {', '.join(sorted(PYTEST))}")
-            case ast.Attribute(value=ast.Attribute(value=ast.Name(id="pytest"), attr="mark"), attr=name) if (
-                name != "parametrize"
-            ):
-                raise BadInput(f"{path}: pytest.mark.{name} is not there; there is parametrize")
-            case ast.Constant(value=str(text)) if root and (text == root or text.startswith(f"{root}/")):
-                node.value = "/tmp/work" + text.removeprefix(root)
-    return ast.unparse(tree)
-
-
-def _parametrized(mark: ast.expr) -> list[str]:
-    """Returns the names that a decorator gives values to."""
-    match mark:
-        case ast.Call(func=ast.Attribute(attr="parametrize"), args=[ast.Constant(value=str(names)), *_]):
-            return [name.strip() for name in names.split(",")]
-        case ast.Call(func=ast.Attribute(attr="parametrize"), args=[ast.List(elts=names) | ast.Tuple(elts=names), *_]):
-            return [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
-    return []
+    return {name: checked_tests(path, _text(path), root, modules) for name, path in files.items()}

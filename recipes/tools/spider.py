@@ -19,6 +19,7 @@ from engine.types import Prompt
 from recipes.tools.generated_databases import ANSWER
 
 REFERENCE = ("query", "SQL", "sql")
+WAL = b"\x02\x02"  # bytes 18 and 19 of a file whose changes go to a second one; SQLite opens none in memory
 
 
 class DatabaseFolder:
@@ -55,9 +56,15 @@ class DatabaseFolder:
 
     def schema(self, name: str) -> str:
         """Returns the CREATE statements of a database. Raises BadInput for a file that is none."""
+        content = self.find(name)
+        if not content:
+            raise BadInput(f"{self._path(name)} is empty. Fix: give it tables, or leave its questions out")
+        if content[18:20] == WAL:
+            raise BadInput(f"{self._path(name)} is in WAL mode. Fix: sqlite3 FILE 'PRAGMA journal_mode = DELETE'")
         database = sqlite3.connect(":memory:")
+        database.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
         try:
-            database.deserialize(self.find(name))
+            database.deserialize(content)
             rows = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
         except sqlite3.Error as error:
             raise BadInput(f"{self._path(name)} is no SQLite database: {error}") from error

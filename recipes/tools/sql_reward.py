@@ -25,7 +25,8 @@ ANSWERS = (
     re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
     re.compile(r"```sql\s(.*?)```", re.DOTALL | re.IGNORECASE),
 )
-DIGITS = 6  # of a fraction that are compared
+FENCED = re.compile(r"```\w*\s(.*?)```", re.DOTALL)  # a block within <answer>
+DIGITS = 6  # digits of a fraction that are compared, the zeros behind the point of 0.00012 not counted
 
 
 class WrongReference(ValueError):
@@ -39,6 +40,9 @@ class SqlReward:
     if its rows are those of the reference, on `metadata["database"]` and on each one that `metadata["also"]` names and
     the model never sees, so that a guessed number does not pass. A prompt with `metadata["changes"]`, a list of
     statements, asks for another state: all tables must hold what the reference leaves in them.
+
+    A reference without rows, or that changes nothing, has no grade: a model that does nothing would be right. Calls
+    raise GraderUnavailable then, WrongReference for a reference that does not run.
 
     order: whether rows must come in the order of the reference: where it has ORDER BY, always, or never.
     """
@@ -60,20 +64,30 @@ class SqlReward:
         if sql is None:
             return 0.0
         names = [metadata["database"], *metadata.get("also", ())]
+        any_rows = False
         for name in names:
-            if not await self._answers_the_same(trajectory, name, sql):
+            wanted = await self._wanted_rows(trajectory, name)
+            if not await self._answers_the_same(trajectory, name, sql, wanted):
                 return 0.0
+            any_rows = any_rows or bool(wanted["rows"])
+        if not any_rows:
+            raise GraderUnavailable(f"prompt {trajectory.prompt.id}: the reference has no rows in {', '.join(names)}")
         return 1.0
 
-    async def _answers_the_same(self, trajectory: Trajectory, name: str, sql: str) -> bool:
-        database, reference = self._find(name), trajectory.prompt.metadata["sql"]
+    async def _wanted_rows(self, trajectory: Trajectory, name: str) -> dict[str, Any]:
+        reference = trajectory.prompt.metadata["sql"]
         key = (name, reference)
         if key not in self._wanted:
-            said = await self._run("query", reference, database)
+            said = await self._run("query", reference, self._find(name))
             self._keep(key, _checked(said, trajectory, reference))
-        wanted, said = self._wanted[key], await self._run("query", sql, database)
-        if said is None or "error" in said:
+        wanted: dict[str, Any] = self._wanted[key]
+        return wanted
+
+    async def _answers_the_same(self, trajectory: Trajectory, name: str, sql: str, wanted: Mapping[str, Any]) -> bool:
+        said = await self._run("query", sql, self._find(name), most_rows=len(wanted["rows"]))
+        if said is None or "error" in said or len(said["columns"]) != len(wanted["columns"]):
             return False
+        reference = trajectory.prompt.metadata["sql"]
         ordered = self._order == "always" or (self._order == "reference" and is_ordered(reference))
         return same_rows(wanted["rows"], said["rows"], ordered=ordered)
 
@@ -81,29 +95,44 @@ class SqlReward:
         metadata = trajectory.prompt.metadata
         key = (metadata["database"], "\n".join(metadata["changes"]))
         if key not in self._wanted:
-            database = database_of(trajectory.prompt, self._find)
+            before = database = database_of(trajectory.prompt, self._find)
             for statement in metadata["changes"]:
                 database = await self._changed(trajectory, statement, database)
-            self._keep(key, _checked(await self._run("contents", "", database), trajectory, "contents"))
+            beginning, end = [
+                _checked(await self._run("contents", "", each), trajectory, "contents") for each in (before, database)
+            ]
+            end["changed"] = not _same_tables(beginning["tables"], end["tables"])
+            self._keep(key, end)
         left = trajectory.states.get(NAME)
         if left is None:
             raise ValueError(f"the trajectory has no database. Fix: job.rollouts([Databases(...)]), named {NAME!r}")
         said = await self._run("contents", "", left or database_of(trajectory.prompt, self._find))
         if said is None or "error" in said:
             return False
-        return _same_tables(self._wanted[key]["tables"], said["tables"])
+        if not _same_tables(self._wanted[key]["tables"], said["tables"]):
+            return False
+        if not self._wanted[key]["changed"]:
+            raise GraderUnavailable(f"prompt {trajectory.prompt.id}: the reference changes nothing")
+        return True
 
     async def _changed(self, trajectory: Trajectory, statement: str, database: bytes) -> bytes:
         said, files = await self._ask("execute", statement, database)
         _checked(said, trajectory, statement)
         return files["database"]
 
-    async def _run(self, command: str, sql: str, database: bytes) -> dict[str, Any] | None:
-        return (await self._ask(command, sql, database))[0]
+    async def _run(
+        self, command: str, sql: str, database: bytes, most_rows: int = MOST_GRADED_ROWS
+    ) -> dict[str, Any] | None:
+        return (await self._ask(command, sql, database, most_rows))[0]
 
-    async def _ask(self, command: str, sql: str, database: bytes) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
-        """Returns what a statement answers, None if a limit ended it, and the files that it returns."""
-        request = request_for(sql, MOST_GRADED_ROWS, self._limits, database)
+    async def _ask(
+        self, command: str, sql: str, database: bytes, most_rows: int = MOST_GRADED_ROWS
+    ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
+        """Returns what a statement answers, None if a limit ended it, and the files that it returns.
+
+        most_rows: it answers one more where there are more, so a model's answer is no longer than its reference.
+        """
+        request = request_for(sql, most_rows, self._limits, database)
         try:
             result = await SQL.run(self._sandbox, command, request, self._limits.jail)
         except SandboxUnavailable as error:
@@ -142,8 +171,10 @@ def answered_sql(text: str) -> str | None:
     'SELECT 1'
     """
     for form in ANSWERS:
-        if found := form.findall(text):
-            return str(found[-1]).strip().rstrip(";").strip()
+        if answers := form.findall(text):
+            answer = answers[-1].strip()
+            fenced = FENCED.fullmatch(answer)
+            return str(fenced[1] if fenced else answer).strip().rstrip(";").strip()
     return None
 
 
@@ -173,9 +204,11 @@ def same_rows(wanted: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]], *,
 def _key(cell: Any) -> Any:
     match cell:
         case bool() | int() | float():
+            if 1e-12 < abs(cell) < 1:
+                return ("number", float(f"{cell:.{DIGITS}g}"))
             return ("number", cell if abs(cell) > 2**53 else round(float(cell), DIGITS))
         case dict():
-            return ("blob", cell.get("blob"))
+            return tuple(sorted(cell.items()))
     return cell
 
 

@@ -5,10 +5,13 @@ Invariants
 - Tests are read from standard input after the process that starts programs was forked. They are on no disk, and in the
   memory of no process that runs the workspace's code.
 - What a program, or a function that a test calls, answers is bytes or a literal: no object of the workspace gets here.
+- A test gets Python's and the environment's modules first, whatever files of their names the workspace has.
+- A call without an answer raises NoAnswer, which `pytest.raises` does not take for the error that a test waits for.
 """
 
 import ast
 import builtins
+import contextlib
 import importlib
 import importlib.machinery
 import json
@@ -27,6 +30,11 @@ HEAD_BYTES = 8  # the length before a message between tests and starter
 LITERAL_BYTES = 1 << 20
 EXACT = (int, float, complex, bool, str, bytes, type(None))
 CONTAINERS = (list, tuple, set, frozenset)
+NUMBERS = (int, float, bool)
+
+
+class NoAnswer(BaseException):
+    """A call of the workspace ended with neither a plain value nor an exception: it exited, or took too long."""
 
 
 def grade():
@@ -41,14 +49,15 @@ def grade():
     out, request = take_stdout(), read_request()
     os.chdir(ROOT)
     ask = Starter(here, request["wall_s"])
-    sys.meta_path.insert(0, Modules({path for path, _ in request["files"]}, ask))
+    sys.meta_path.append(Modules({path for path, _ in request["files"]}, ask))
     sys.modules["pytest"] = pytest_module()
     passed, failed = 0, {}
     for file, source in request["tests"].items():
         namespace = {"__name__": file, "__builtins__": builtins, "run": ask.run}
         for name, test in collected(source, file, namespace):
             try:
-                test()
+                if (returned := test()) is not None:
+                    raise TypeError(f"a test must run to its end and return None, got {type(returned).__name__}")
             except BaseException as error:
                 failed[f"{file}::{name}"] = f"{type(error).__name__}: {error}"[:300]
             else:
@@ -72,6 +81,8 @@ def collected(source, file, namespace):
         if name.startswith("test") and isinstance(test, types.FunctionType):
             for number, arguments in enumerate(cases(test)):
                 yield f"{name}[{number}]", lambda test=test, arguments=arguments: test(**arguments)
+        elif isinstance(test, type) and any(each.startswith("test") for each in vars(test)):
+            yield name, lambda: "a class"  # its tests are not run, so they must not pass
 
 
 def cases(test):
@@ -98,19 +109,33 @@ def pytest_module():
         def __exit__(self, kind, value, frames):
             assert kind is not None, f"{self.kind} was not raised"
             self.value = value
-            return issubclass(kind, self.kind) and (self.match is None or re.search(self.match, str(value)) is not None)
+            expected = issubclass(kind, self.kind) and kind is not NoAnswer
+            return expected and (self.match is None or re.search(self.match, str(value)) is not None)
 
     class Approx:
-        def __init__(self, wanted, rel=1e-6, abs=1e-12):
+        """Compares as pytest does: where only `abs` is given, it alone counts."""
+
+        def __init__(self, wanted, rel=None, abs=None):
             self.wanted, self.rel, self.abs = wanted, rel, abs
 
         def __eq__(self, other):
-            if isinstance(self.wanted, list | tuple):
-                pairs = list(zip(self.wanted, other, strict=True)) if len(self.wanted) == len(other) else [(0, None)]
-                return all(Approx(one, self.rel, self.abs) == two for one, two in pairs)
-            if type(other) not in (int, float, bool):
+            wanted, within = self.wanted, (self.rel, self.abs)
+            if type(wanted) is dict:
+                same = type(other) is dict and wanted.keys() == other.keys()
+                return same and all(Approx(each, *within) == other[key] for key, each in wanted.items())
+            if type(wanted) in (list, tuple):
+                same = type(other) in (list, tuple) and len(wanted) == len(other)
+                return same and all(Approx(one, *within) == two for one, two in zip(wanted, other, strict=True))
+            if wanted == other or type(wanted) not in NUMBERS or type(other) not in NUMBERS:
+                return wanted == other
+            if math.isinf(wanted) or math.isinf(other):
                 return False
-            return math.isclose(self.wanted, other, rel_tol=self.rel or 0.0, abs_tol=self.abs or 0.0)
+            relative = (
+                0.0
+                if self.rel is None and self.abs is not None
+                else (1e-6 if self.rel is None else self.rel) * abs(wanted)
+            )
+            return abs(wanted - other) <= max(relative, 1e-12 if self.abs is None else self.abs)
 
     def parametrize(names, values, **_):
         def marked(test):
@@ -144,21 +169,34 @@ class Starter:
         answer = self.ask({"module": module, "name": name, "arguments": arguments, "stdin": ""})
         kind, _, text = answer["stdout"].partition(" ")
         if answer["status"] != 0 or kind not in ("value", "function", "raised"):
-            raise RuntimeError(f"{module}.{name} ended without an answer: {answer['stderr'][-200:]}")
+            raise NoAnswer(f"{module}.{name} ended without an answer: {text[-200:]}{answer['stderr'][-200:]}")
         if kind == "function":
             return Function(self, module, name)
-        value = literal(text)
-        if kind == "value":
-            return value
-        error = getattr(builtins, str(value[0]), RuntimeError)
-        raise (error if isinstance(error, type) and issubclass(error, Exception) else RuntimeError)(str(value[1]))
+        try:
+            value = literal(text)
+            raised = exception(*value) if kind == "raised" else None
+        except (TypeError, ValueError) as error:
+            raise NoAnswer(f"{module}.{name}: {error}") from None
+        if raised is not None:
+            raise raised
+        return value
 
     def ask(self, request):
         send(self.connection, {**request, "wall_s": self.wall_s})
         answer = receive(self.connection)
         if answer["status"] is None:
-            raise TimeoutError(f"it took longer than {self.wall_s:g} s")
+            raise NoAnswer(f"it took longer than {self.wall_s:g} s")
         return answer
+
+
+def exception(names, text):
+    """Returns an exception of the first of these built-in classes that can be made of a text."""
+    for name in names:
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with contextlib.suppress(TypeError):
+                return kind(text)
+    return Exception(text)
 
 
 class Function:
@@ -227,17 +265,26 @@ def function(module, name, arguments):
         sys.path.insert(0, ROOT)
         try:
             value = getattr(importlib.import_module(module), name)
-            if arguments is None and callable(value):
-                text = "function "
-            else:
-                given, named = literal(arguments) if arguments is not None else ((), {})
-                text = "value " + written(value if arguments is None else value(*given, **named))
+            if arguments is not None:
+                given, named = literal(arguments)
+                value = value(*given, **named)
         except Exception as error:
-            text = "raised " + written((type(error).__name__, str(error)[:1000]))
+            builtin = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
+            text = "raised " + written((builtin, str(error)[:1000]))
+        else:
+            text = "function " if arguments is None and callable(value) else answer_with(value)
         write_all(answers, text.encode("utf-8", "replace"))
         os._exit(0)
 
     return job
+
+
+def answer_with(value):
+    """Returns what is told of a value: the value as a literal, or why it has none."""
+    try:
+        return "value " + written(value)
+    except Exception as error:
+        return f"none {error}"
 
 
 def written(value):

@@ -26,6 +26,7 @@ NEVER = {
 TOLD = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "foreign_key_list"}  # PRAGMAs that tell
 FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "zeroblob", "randomblob"}
 LONGEST = 1_000_000  # bytes of a text or blob
+WHOLE = 400  # characters of a text, and bytes of a blob, that are answered as they are
 
 
 def read_request():
@@ -33,6 +34,8 @@ def read_request():
         head, _, body = stdin.read().decode("utf-8", "surrogatepass").partition("\n")
     request = json.loads(head)
     database = sqlite3.connect(":memory:", isolation_level=None)
+    # Real databases hold texts in other encodings too.
+    database.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
     content = body.encode("latin-1")
     if content:
         database.deserialize(content)
@@ -81,7 +84,22 @@ def outcome(database, sql, most_rows):
 
 
 def plain(cell):
-    return {"blob": cell.hex()} if isinstance(cell, bytes) else cell
+    """Returns a cell as JSON has it; a long one is replaced by both of its ends, to be shown, and a digest."""
+    if isinstance(cell, bytes):
+        return {"blob": cell.hex()} if len(cell) <= WHOLE else {"blob": ends(cell.hex()), "digest": digest(cell)}
+    if isinstance(cell, str) and len(cell) > WHOLE:
+        return {"text": ends(cell), "digest": digest(cell.encode("utf-8", "surrogatepass"))}
+    return cell
+
+
+def ends(text):
+    return text[: WHOLE // 2] + text[-WHOLE // 2 :]
+
+
+def digest(content):
+    import hashlib  # only long cells pay for it
+
+    return hashlib.sha256(content).hexdigest()
 
 
 def answer(message, database=b""):

@@ -75,6 +75,32 @@ async def test_what_a_model_says_is_not_what_is_graded(box):
     assert trajectory.states["files"] != Snapshot(files={"sums.py": ADD["sums.py"].encode()}).state()
 
 
+@pytest.mark.parametrize(
+    ("solution", "test"),
+    [
+        ("def f(x): return {'a': [x / 3]}", "assert f(1) == {'a': pytest.approx([0.3333333])}"),
+        ("def f(x): return {'a': x / 3}", "assert f(1) == pytest.approx({'a': 0.3333333})"),
+        ("def f(x): return x + 0.04", "assert f(1) == pytest.approx(1, abs=0.05)"),
+        ("def f(x): return x * 1.01", "assert f(100) == pytest.approx(100, rel=0.02)"),
+        ("def f(x): return [None, 'a', x]", "assert f(1.0) == pytest.approx([None, 'a', 1])"),
+        (
+            "class Bad(ValueError): pass\ndef f(x): raise Bad('it is bad')",
+            "with pytest.raises(ValueError, match='bad'): f(1)",
+        ),
+        ("def f(x): return b''.decode() + b'\\xff'.decode()", "with pytest.raises(ValueError): f(1)"),
+        ("class Bad(Exception): pass\ndef f(x): raise Bad('it is bad')", "with pytest.raises(Exception): f(1)"),
+        (
+            "import statistics\ndef f(x): return statistics.mean(x)",
+            "import statistics\n    assert f([1, 2]) == statistics.mean([1, 2])",
+        ),
+    ],
+)
+async def test_an_honest_solution_passes_what_tests_may_say(box, solution, test):
+    tests = {"test_h.py": f"import pytest\nfrom solution import f\n\ndef test_it():\n    {test}\n"}
+    files = {"solution.py": solution.encode()}
+    assert await HiddenTests(box, wall_s=2.0).share_passed(Snapshot(files=files), tests, 20.0) == 1.0
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 async def test_references_of_the_exercises_pass_and_their_beginnings_do_not(box, split):
     reward = HiddenTests(box, wall_s=2.0)

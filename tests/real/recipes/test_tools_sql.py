@@ -12,11 +12,12 @@ import pytest_asyncio
 
 from engine.contracts import check_world
 from engine.errors import BadInput
+from engine.ports import GraderUnavailable
 from recipes.tools.database import Databases, SqlLimits
-from recipes.tools.generated_databases import find, questions
+from recipes.tools.generated_databases import find, questions, tells
 from recipes.tools.guest import TOOLS
 from recipes.tools.spider import DatabaseFolder, read_questions
-from recipes.tools.sql_reward import SqlReward, WrongReference
+from recipes.tools.sql_reward import SqlReward, WrongReference, same_rows
 from sandbox import Sandbox, SandboxConfig
 from tests.support.fakes import a_prompt
 from tests.support.tool_worlds import episode, tool
@@ -86,6 +87,49 @@ async def test_a_number_that_is_right_by_chance_is_not_enough(box):
     answer = f"<answer>SELECT {count}</answer>"
     assert (await graded(box, {**COUNT, "also": []}, answer))[0] == 1.0
     assert (await graded(box, COUNT, answer))[0] == 0.0
+
+
+NOBODY = {"database": "shop-1", "sql": "SELECT id, name FROM customer WHERE city = 'Nowhere'"}
+
+
+@pytest.mark.parametrize("answer", ["", "-- nothing", "SELECT 1 WHERE 0"])
+async def test_an_answer_without_rows_is_wrong_even_if_the_reference_has_none(box, answer):
+    assert (await graded(box, NOBODY, f"<answer>{answer}</answer>"))[0] == 0.0
+
+
+async def test_a_reference_that_asks_for_nothing_gives_no_grade(box):
+    with pytest.raises(GraderUnavailable, match="p0"):
+        await graded(box, NOBODY, "<answer>SELECT 1, 2 WHERE 0</answer>")
+    with pytest.raises(GraderUnavailable, match="p0"):
+        await graded(box, {"database": "shop-1", "changes": ["UPDATE product SET price = 1 WHERE id = 99"]}, "Done.")
+    assert (await graded(box, NOBODY, "<answer>SELECT id, name FROM customer</answer>"))[0] == 0.0
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+async def test_every_generated_question_asks_for_something(split):
+    for prompt in islice(questions(split, 1), 300):
+        metadata = prompt.metadata
+        [sql] = metadata.get("changes") or [metadata["sql"]]
+        assert any(tells(name, sql) for name in [metadata["database"], *metadata.get("also", ())]), prompt
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (1, 1.0, True),
+        (0.1 + 0.2, 0.3, True),
+        (0.1 + 0.2 - 0.3, 0, True),
+        (1e-7, 0, False),
+        (1e-7, 2e-7, False),
+        (1 / 3, 0.333333, True),
+        (1, "1", False),
+        (None, 0, False),
+        (2**53 + 1, 2**53, False),
+        ({"blob": "00"}, "00", False),
+    ],
+)
+async def test_cells_are_the_same_within_six_digits(one, other, same):
+    assert same_rows([[one]], [[other]], ordered=False) is same
 
 
 async def test_the_order_counts_where_the_reference_has_one_or_as_the_recipe_says(box):
@@ -169,6 +213,70 @@ async def test_references_of_the_generated_questions_are_right_and_others_are_no
         assert await reward(await episode(Databases(box, find), prompt, *right)) == 1.0, prompt
         if "sql" in metadata:
             assert await reward(await episode(Databases(box, find), prompt, *wrong)) == 0.0, prompt
+
+
+@pytest.mark.parametrize(("middle", "value"), [("b", 1.0), ("c", 0.0)])
+async def test_long_texts_are_compared_whole_and_answered_by_their_ends(box, middle, value):
+    long = "printf('%.*c', 300000, 'a') || '{}' || printf('%.*c', 300000, 'a')"
+    reference = {"database": "shop-1", "sql": f"SELECT {long.format('b')}, CAST({long.format('b')} AS BLOB)"}
+    sql = f"SELECT {long.format(middle)}, CAST({long.format(middle)} AS BLOB)"
+    reward, trajectory = await graded(box, reference, tool("query", sql=sql), f"<answer>{sql}</answer>")
+    assert reward == value
+    assert trajectory.tool_uses[0].response.splitlines()[1].startswith("aaaa")
+
+
+async def test_an_answer_has_no_more_rows_than_the_reference_and_one(box):
+    noted = Noted(box)
+    many = "WITH RECURSIVE r(n) AS (SELECT 8 UNION ALL SELECT n + 1 FROM r LIMIT 10000) SELECT n FROM r"
+    trajectory = await episode(Databases(box, find), question(COUNT), f"<answer>{many}</answer>")
+    assert await SqlReward(noted, find)(trajectory) == 0.0
+    assert max(len(result.stdout) for result in noted.results) < 1000
+
+
+class Noted:
+    """A sandbox that keeps its results."""
+
+    def __init__(self, box):
+        self.box, self.results = box, []
+
+    async def run(self, *arguments, **options):
+        self.results.append(await self.box.run(*arguments, **options))
+        return self.results[-1]
+
+
+async def test_an_answer_in_a_block_within_its_tag_is_read(box):
+    assert (await graded(box, COUNT, f"<answer>\n```sql\n{COUNT['sql']};\n```\n</answer>"))[0] == 1.0
+
+
+async def test_texts_in_another_encoding_are_read_and_compared(box, tmp_path):
+    place = tmp_path / "database" / "names"
+    place.mkdir(parents=True)
+    database = sqlite3.connect(place / "names.sqlite")
+    database.execute("CREATE TABLE person (name TEXT)")
+    database.execute("INSERT INTO person VALUES (CAST(x'4dfc6c6c6572' AS TEXT)), (CAST(x'4df66c6c6572' AS TEXT))")
+    database.commit()
+    database.close()
+    find_name = DatabaseFolder(tmp_path / "database", 1 << 20).find
+    prompt = question({"database": "names", "sql": "SELECT name FROM person WHERE rowid = 1"})
+    for number, value in ((1, 1.0), (2, 0.0)):
+        sql = f"SELECT name FROM person WHERE rowid = {number}"
+        looks = await episode(Databases(box, find_name), prompt, tool("query", sql=sql), f"<answer>{sql}</answer>")
+        assert looks.tool_uses[0].outcome == "ok"
+        assert await SqlReward(box, find_name)(looks) == value
+
+
+async def test_a_file_that_cannot_be_opened_in_memory_is_named(tmp_path):
+    path, databases = spider(tmp_path)
+    place = tmp_path / "database" / "pets" / "pets.sqlite"
+    changed = sqlite3.connect(place)
+    changed.execute("PRAGMA journal_mode = WAL")
+    changed.close()
+    with pytest.raises(BadInput, match="WAL"):
+        list(read_questions(path, databases))
+    for content, word in ((b"", "empty"), (b"text" * 100, "no SQLite")):
+        place.write_bytes(content)
+        with pytest.raises(BadInput, match=word):
+            list(read_questions(path, DatabaseFolder(tmp_path / "database", 1 << 20)))
 
 
 async def test_a_reference_that_does_not_run_is_named(box):

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from engine.errors import BadInput
 from engine.ports import ToolReply
 from engine.replica.port import Delta
 from engine.rollout.chat_template import ChatTemplate
@@ -138,6 +139,13 @@ async def test_turns_and_tokens_are_bounded():
 async def test_a_lost_call_is_never_shown_to_the_model():
     with pytest.raises(SandboxUnavailable, match="lost a call"):
         await Talk(Script(tool_call("print(13)")), Tool(outcome="lost")).ask()
+
+
+async def test_a_world_is_refused_as_a_conversation_has_no_prompt_to_open_it_for():
+    world = type("Lamps", (), {"name": "lamp", "tools": (), "open": lambda self, prompt: ...})()
+    with pytest.raises(BadInput, match="lamp"):
+        async with opened(world):
+            pass
 
 
 async def test_a_stateful_tool_is_opened_for_a_conversation_and_closed_after_it():

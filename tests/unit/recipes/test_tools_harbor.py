@@ -78,6 +78,21 @@ def test_a_task_without_a_dockerfile_begins_with_all_files_of_its_environment(tm
         ("tests/test_outputs.py", "def test_it(tmp_path): pass\n", "tmp_path"),
         ("tests/test_outputs.py", "import pytest\n@pytest.fixture\ndef x(): ...\ndef test_it(): ...\n", "fixture"),
         ("tests/test_outputs.py", "import pytest\n@pytest.mark.skip\ndef test_it(): ...\n", "mark.skip"),
+        ("environment/Dockerfile", "FROM python-ml:1\n", "python-ml"),
+        ("environment/Dockerfile", "FROM python:3.12\nWORKDIR app\nCOPY a.py .\n", "WORKDIR app"),
+        ("environment/Dockerfile", "FROM python:3.12\nWORKDIR /\nCOPY a.py .\n", "WORKDIR /"),
+        ("environment/Dockerfile", "FROM python:3.12\nWORKDIR $HOME\n", "HOME"),
+        ("environment/Dockerfile", DOCKERFILE + "WORKDIR /app/src\n", "WORKDIR /app/src"),
+        ("environment/Dockerfile", "FROM python:3.12\nWORKDIR /app\nCOPY a.py ../x\n", "outside"),
+        ("environment/.dockerignore", "a.py\n", "dockerignore"),
+        ("task.toml", "[verifier]\ntimeout_sec = true\n", "timeout_sec"),
+        ("tests/test_outputs.py", "class TestX:\n    def test_a(self): ...\ndef test_b(): ...\n", "TestX"),
+        ("tests/test_outputs.py", "async def test_a(): ...\ndef test_b(): ...\n", "test_a is async"),
+        ("tests/test_outputs.py", "from pytest import fixture\ndef test_b(): ...\n", "fixture"),
+        ("tests/test_outputs.py", "from pytest import mark\n@mark.skip\ndef test_b(): ...\n", "mark.skip"),
+        ("tests/test_outputs.py", "import pytest as p\n@p.fixture\ndef x(): ...\ndef test_b(): ...\n", "own name"),
+        ("tests/test_outputs.py", "def test_it(*, tmp_path): ...\n", "tmp_path"),
+        ("tests/test_outputs.py", "if True:\n    def test_it(tmp_path): ...\n", "tmp_path"),
         ("tests/test_outputs.py", "x = 1\n", "no function"),
         ("tests/test_outputs.py", "def test_it(:\n", "line 1"),
         ("tests/expected.json", "{}", "expected.json"),
@@ -86,6 +101,20 @@ def test_a_task_without_a_dockerfile_begins_with_all_files_of_its_environment(tm
 def test_what_cannot_be_had_is_refused_by_its_name(tmp_path, file, text, word):
     with pytest.raises(BadInput, match=word.replace(".", r"\.")):
         read_task(task(tmp_path / "t", **{file: text}))
+
+
+def test_a_module_that_python_has_too_is_refused_where_tests_import_it(tmp_path):
+    own = {"environment/app/statistics.py": "def mean(x): ...\n"}
+    assert "statistics.py" in read_task(task(tmp_path / "a", **own)).metadata["files"]
+    tests = {"tests/test_outputs.py": "from statistics import mean\ndef test_it(): ...\n"}
+    assert read_task(task(tmp_path / "b", **tests))
+    with pytest.raises(BadInput, match=r"statistics\.py"):
+        read_task(task(tmp_path / "c", **own, **tests))
+
+
+@pytest.mark.parametrize("base", ["python", "docker.io/library/python@sha256:0a", "x/t-bench/python-3-13:2025 AS app"])
+def test_other_names_of_pythons_image_are_read(tmp_path, base):
+    assert read_task(task(tmp_path / "t", **{"environment/Dockerfile": f"FROM {base}\nWORKDIR /app/\n"}))
 
 
 def test_what_is_no_text_too_large_or_a_link_is_refused(tmp_path):

@@ -20,6 +20,7 @@ from engine.assembly.training import training
 from engine.errors import BadInput
 from engine.pipeline.channel import Channel
 from engine.pipeline.pipeline import Inbox, Stage
+from engine.ports import ToolSpec
 from engine.programs.main import main
 from engine.recipe import Recipe
 from engine.rollout.rollout import RolloutConfig
@@ -87,6 +88,19 @@ class OnlyAName:
     name = "clock"
 
 
+LOOK = ToolSpec(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
+
+
+class Lamps:
+    name, tools = "lamp", (LOOK,)
+
+    def open(self, prompt): ...
+
+
+def lamps(**changed):
+    return type("Lamps", (Lamps,), changed)()
+
+
 class Recorded:
     config, tokens_sampled = RolloutConfig(), 0
 
@@ -129,6 +143,18 @@ SLIPS = {
     "empty name": (lambda job: job.rollouts([EmptyName()]), "EmptyName", "name"),
     "no call": (lambda job: job.rollouts([OnlyAName()]), "OnlyAName", "ports"),
     "call of nothing": (lambda job: job.rollouts([TakesNothing()]), "TakesNothing", "arguments"),
+    "class of a world": (lambda job: job.rollouts([Lamps]), "class Lamps", "make one"),
+    "world without tools": (lambda job: job.rollouts([lamps(tools=())]), "tuple", "ToolSpec"),
+    "world of dicts": (lambda job: job.rollouts([lamps(tools=[{"name": "look"}])]), "list", "ToolSpec"),
+    "method as tools": (lambda job: job.rollouts([lamps(tools=lambda self: (LOOK,))]), "tools", "ToolSpec"),
+    "world that is called": (lambda job: job.rollouts([lamps(__call__=lambda self, arguments: ...)]), "Lamps", "open"),
+    "world without a prompt": (lambda job: job.rollouts([lamps(open=lambda self: ...)]), "Lamps", "prompt"),
+    "tool without a name": (lambda job: job.rollouts([lamps(tools=[replace(LOOK, name="")])]), "ToolSpec", "name="),
+    "tool without a schema": (
+        lambda job: job.rollouts([lamps(tools=[replace(LOOK, parameters=None)])]),
+        "ToolSpec",
+        "parameters=",
+    ),
     "list of prompts": (lambda job: job.admit([a_prompt()]), "list", r"iter\("),
     "path of prompts": (lambda job: job.admit("a.jsonl"), "str", "read_prompts"),
     "rollouts without await": (lambda job: job.group(evaluation(), reward, no_select), "await", "job.agents"),
@@ -236,7 +262,8 @@ def test_a_whole_recipe_and_those_with_parts_of_their_own_are_right(job):
         wiring.check_stages([admit, groups, mine, learn])
         wiring.check_stages([admit, groups, batch, mine])
     wiring.check_make_batch(partial(make_batch, advantage=Advantage()))
-    wiring.check_tools([Echo(), easy])
+    wiring.check_tools([Echo(), easy, Lamps()])
+    wiring.check_tools([type("Agent", (Echo,), {"tools": ["search"]})()])  # a tool that has tools of its own
 
 
 async def test_a_recipe_that_does_not_run_its_stages_is_named(run):

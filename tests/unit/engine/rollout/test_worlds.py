@@ -8,6 +8,7 @@ import pytest
 
 from engine.errors import BadInput
 from engine.ports import ToolReply, ToolSpec
+from engine.rollout.open_tools import MOST_STATE_BYTES
 from engine.run.journal import Journal
 from engine.types import StopReason
 from engine.user_parts import WrongPart
@@ -131,16 +132,16 @@ def test_names_of_tools_and_worlds_must_differ():
             Setup(tools=tools)
 
 
-@pytest.mark.parametrize("yielded", [None, "state"])
-async def test_a_world_that_yields_no_world_is_named(yielded):
+@pytest.mark.parametrize("state", [None, "text", bytearray(b"x"), bytes(MOST_STATE_BYTES + 1)])
+async def test_a_world_without_a_state_that_can_be_kept_is_named(state):
     class Empty(Pads):
         @asynccontextmanager
         async def open(self, prompt):
-            yield None if yielded is None else Wordy([])
+            yield None if state is None else Wordy([])
 
     class Wordy(Pad):
         def state(self):
-            return "text"
+            return state
 
     async with Setup([ANSWER], tools=[Empty()]) as node:
         with pytest.raises(WrongPart, match="pad"):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.errors import BadInput
 from engine.ports import ToolReply
 from engine.tools.python_feedback import Told
 from engine.tools.python_tool import NOTES, PythonSessions, PythonTool, clip, clip_outside, schema
@@ -195,6 +196,12 @@ def test_a_schema_is_that_of_the_tool():
 
     function = {"name": "lookup", "description": "Looks a word up.", "parameters": Lookup.parameters}
     assert schema(Lookup()) == {"type": "function", "function": function}
+
+
+def test_a_world_has_no_schema_as_its_tools_have():
+    world = type("Lamps", (), {"name": "lamp", "tools": (), "open": lambda self, prompt: ...})()
+    with pytest.raises(BadInput, match=r"lamp.*job\.rollouts"):
+        schema(world)
 
 
 def test_a_schema_comes_from_docstring_and_signature_where_the_tool_has_none():
