@@ -34,6 +34,8 @@ def asserts(*tests: str, setup: str = "") -> FunctionTests:
         ("def f(x): raise KeyError('no')", EXPECTS_AN_ERROR, False),
         ("def f(x): return 1", EXPECTS_AN_ERROR, False),
         ("def f(x): raise SystemExit", SWALLOWS, False),
+        ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 0, [1, 2]))", False),
+        ("def f(x): raise StopIteration", "for y in map(f, [1, 2]):\n    assert y == 0", False),
         ("import os\ndef f(x): os._exit(0)", SWALLOWS, False),
         ("def f(x): return object()", SWALLOWS, False),
         ("def f(x):\n    while True: pass", SWALLOWS, False),
