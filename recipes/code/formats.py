@@ -196,13 +196,14 @@ class _TextOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only text is read")
 
 
-# A list and a tuple of the same values are the same result, as these data sets say.
+# A list and a tuple of the same values are the same result, as these data sets say. No function of a program may have
+# the name of the helper, since it would stand in its place.
 LISTS = """
-def plain(value):
+def with_lists_(value):
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [with_lists_(part) for part in value]
     if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {str(key): with_lists_(part) for key, part in value.items()}
     return value
 """
 
@@ -210,7 +211,7 @@ def plain(value):
 def _call(function: str, arguments: Sequence[Any], expected: Sequence[Any]) -> str:
     """Returns the test that a call gives one of the values."""
     call = f"{function}({', '.join(map(repr, arguments))})"
-    return f"assert plain({call}) in [plain(value) for value in {list(expected)!r}]"
+    return f"assert with_lists_({call}) in [with_lists_(value) for value in {list(expected)!r}]"
 
 
 def _lines(value: Any) -> str:

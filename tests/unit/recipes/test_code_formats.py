@@ -46,6 +46,18 @@ class Runs:
         return print, ("this must not be printed",)
 
 
+@pytest.mark.parametrize("name", ["plain", "f"])
+def test_a_function_may_have_any_name_and_is_not_used_on_what_is_expected(name: str) -> None:
+    data = {"fn_name": name, "inputs": [[1]], "outputs": [3]}
+    hidden = task_of({**APPS, "input_output": data}).problem.hidden
+    assert isinstance(hidden, FunctionTests)
+    space: dict[str, object] = {}
+    exec(hidden.setup, space)
+    space[name] = lambda value: 7
+    with pytest.raises(AssertionError):
+        exec(hidden.tests[0], space)
+
+
 def test_every_example_is_a_prompt_whose_question_has_no_hidden_test() -> None:
     prompts = list(read_prompts(EXAMPLES, question=question_of, answer=answer_of))
     assert [decode_problem(prompt.answer).name for prompt in prompts] == list(TASKS)
