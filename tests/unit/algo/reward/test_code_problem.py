@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -118,15 +119,32 @@ def test_each_rule_compares_as_its_table_says(printed: str, expected: str, right
     [
         ("no program", None),
         ("```python\nx = 1\n```", "x = 1\n"),
-        ("```py\nx = 1\n```\nand\n```\ny = 2\n```\nthat is all", "y = 2\n"),
+        ("```py\nx = 1\n```\nand\n```py\ny = 2\n```\nthat is all", "y = 2\n"),
+        ("```\nx = 1\n```\nand\n```\ny = 2\n```\nthat is all", "y = 2\n"),
+        ("```python\nx = 1\n```\nIt prints:\n```\n5\n```", "x = 1\n"),
+        ("Input:\n```text\n5\n```\nso\n```python\nx = 1\n```", "x = 1\n"),
+        ("```Python\nx = 1\n```", "x = 1\n"),
+        ('```python title="a.py"\nx = 1\n```', "x = 1\n"),
+        ("```python\r\nx = 1\r\n```\r\n", "x = 1\r\n"),
+        ("```text\n5\n```", None),
+        ("```python\nbroken off\n\n```python\nx = 1\n```", "x = 1\n"),
         ("```python\nx = 1\n```\n```python\nunfinished", "x = 1\n"),
         ("```cpp\nint x;\n```", None),
         ("```python\nx = 1\n```\n<tool_call>{}</tool_call>", None),
-        ("  ```python\n  x\n  ```", "  x\n"),
+        ("  ```python\n  x\n\n    y\n  ```", "x\n\n  y\n"),
     ],
 )
 def test_the_program_is_the_last_closed_block(text: str, program: str | None) -> None:
     assert last_block(text) == program
+
+
+@pytest.mark.parametrize("part", ["```python\n", "```\n", "```", " ", "\n", "```python ", "   ```x\n"])
+def test_looking_for_a_program_takes_time_linear_in_the_text(part: str) -> None:
+    """A model that repeats itself writes such texts; the reward looks for programs on the event loop."""
+    text = part * (500_000 // len(part))
+    began = time.process_time()
+    last_block(text)
+    assert time.process_time() - began < 2.0
 
 
 def test_the_program_may_be_that_of_the_last_call() -> None:
