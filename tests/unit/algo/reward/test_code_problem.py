@@ -38,11 +38,34 @@ from tests.support.fakes import a_trajectory, a_use
         "assert getattr(f(1), 'x')",
         "assert f(1) ==",
         "assert f('\0')",
+        "assert f(1) == 1\nreturn",
+        "n = f([1, 2])\nassert n.val == 1 and n.next.val == 2",
+        "assert f(1).shape == (2,)",
+        "s = f()\ns.push(1)\nassert s.pop() == 1",
     ],
 )
 def test_a_test_that_a_result_could_decide_is_refused_by_its_number(test: str) -> None:
     with pytest.raises(ValueError, match="test 1 "):
         FunctionTests(functions=("f",), tests=("assert f(1) == 1", test))
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f('a').upper() == 'A'",
+        "n = f(1)\nassert n.real == 1",
+        "n = f(1)\nimport types\nn = types.SimpleNamespace(a=n)\nassert n.a == 1",
+        "def g(n):\n    return n.any\nn = f(1)",
+    ],
+)
+def test_attributes_that_a_plain_value_may_have_are_no_reason_to_refuse(test: str) -> None:
+    assert FunctionTests(functions=("f",), tests=(test,)).tests == (test,)
+
+
+@pytest.mark.parametrize("checker", ["def chek(i, e, p): return True", "x = 1", "class check: pass"])
+def test_a_checker_without_check_is_refused(checker: str) -> None:
+    with pytest.raises(ValueError, match="check"):
+        ProgramTests(cases=(Case(stdin="", expected=("",)),), checker=checker)
 
 
 def test_setup_and_checker_are_looked_at_too() -> None:
