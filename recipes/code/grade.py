@@ -90,7 +90,13 @@ def tasks(data: Path) -> tuple[dict[str, Task], list[str]]:
         except ValueError as error:
             refused.append(f"{table.where(number)}: {error}")
             continue
-        read[task.problem.name] = task
+        name = task.problem.name
+        if name in read:
+            refused.append(
+                f"{table.where(number)}: another row is called {name!r} too. Fix: give each a task_id of its own"
+            )
+            continue
+        read[name] = task
     return read, refused
 
 
@@ -134,8 +140,7 @@ async def grade_samples(samples: Sequence[Sample], grader: CodeGrader) -> list[V
                 result = await grader.grade(sample.program, sample.task.problem.hidden)
             except (GraderUnavailable, ValueError) as error:
                 return None, str(error)
-        failed = (detail for passed, detail in zip(result.passed, result.details, strict=True) if not passed)
-        return all(result.passed), next(failed, "passed")
+        return all(result.passed), result.complaint or "passed"
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(grade(each), name=f"sample-{number}") for number, each in enumerate(samples)]

@@ -38,8 +38,12 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
     try:
         exec(compile(request["program"], "solution.py", "exec", 0, True), module.__dict__)
         for name in {name for name, _ in request["calls"]}:
-            at_top = name in module.__dict__
-            functions[name] = module.__dict__[name] if at_top else getattr(module.__dict__["Solution"](), name)
+            if name in module.__dict__:
+                functions[name] = module.__dict__[name]
+            elif hasattr(module.__dict__.get("Solution"), name):
+                functions[name] = getattr(module.__dict__["Solution"](), name)
+            else:
+                raise NameError(f"the program defines no {name}, neither at its top nor in a class Solution")
     except BaseException as error:
         tell(f"failed {ascii_line(error)}")
         os._exit(0)
