@@ -37,7 +37,8 @@ def _closed_blocks(text: str) -> Iterator[tuple[str, str]]:
     A fence that names a language opens a block even where another was not closed. Code loses the indent of its fence.
     """
     language: str | None = None  # None outside a block
-    indent, code = "", []
+    indent = ""
+    code: list[str] = []
     for line in text.split("\n"):
         fence = line.strip()
         marks, info = fence[:3], fence[3:].strip()

@@ -45,6 +45,14 @@ def asserts(*tests: str, setup: str = "") -> FunctionTests:
          "def f(x): return A(x).x", "assert f(1) == 1", True),
         ("if __name__ == '__main__': input()\ndef f(x): return x", "assert f(1) == 1", True),
         ("print('debug')\ndef f(x):\n    print(x)\n    return x", "assert f(1) == 1", True),
+        ("def f(x): yield from range(x)", "assert list(f(3)) == [0, 1, 2] and next(f(1)) == 0", True),
+        ("def f(x): return map(str, x)", "assert sorted(f([2, 1])) == ['1', '2']", True),
+        ("def f(x): return range(x)", "assert len(f(3)) == 3 and list(f(3))[1:] == [1, 2]", True),
+        ("def f(x): return iter(x)", "assert f([1]) == [1]", False),
+        ("def f(x):\n    yield 1\n    raise ValueError", "try:\n    list(f(1))\n    assert False\n"
+         "except ValueError:\n    pass", True),
+        ("def f(x):\n    while True: yield x", SWALLOWS, False),
+        ("def f(x):\n    while True: yield x", EXPECTS_AN_ERROR, False),
         ("import numpy as np\ndef f(x): return np.sum(x)", "assert f([1, 2]) == 3", True),
     ],
 )  # fmt: skip

@@ -53,8 +53,10 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                 lose("no answer within the limits")
             try:
                 kind, *parts = decode(line)
-                if kind == "value":
+                if kind in ("value", "iterator", "range"):
                     result, changes = parts
+                    if kind != "value":
+                        result = iter(result) if kind == "iterator" else range(*result)
                     for index, value in changes if request["in_place"] else []:
                         change(positional[index], value)
                     return result
