@@ -100,8 +100,11 @@ def tasks(data: Path) -> tuple[dict[str, Task], list[str]]:
     return read, refused
 
 
-def samples_of(config: Config, known: Mapping[str, Task]) -> Iterator[Sample]:
-    """Yields the samples of the file, or the references. Raises ValueError naming line and field."""
+def samples_of(config: Config, known: Mapping[str, Task], refused: list[str]) -> Iterator[Sample]:
+    """Yields the samples of the file, or the references. Raises ValueError naming line and field.
+
+    refused: why rows were refused; where there are some, a sample whose task is unknown becomes one more.
+    """
     if config.samples is None:
         for name, task in known.items():
             if task.problem.hidden.reference:
@@ -112,7 +115,11 @@ def samples_of(config: Config, known: Mapping[str, Task]) -> Iterator[Sample]:
         row = table.row(number)
         name = str(row.get("task_id"))
         if name not in known:
-            raise ValueError(f"{table.where(number)}: task_id {name!r} is not in {config.data}, or was refused there")
+            reason = f"{table.where(number)}: task_id {name!r} is not in {config.data}, or was refused there"
+            if not refused:
+                raise ValueError(reason)
+            refused.append(reason)
+            continue
         yield Sample(task=known[name], program=_program(row, known[name], table.where(number)), row=row)
 
 
@@ -150,7 +157,7 @@ async def grade_samples(samples: Sequence[Sample], grader: CodeGrader) -> list[V
 async def grade_all(config: Config) -> int:
     """Grades, writes and prints. Returns the exit status."""
     known, refused = tasks(config.data)
-    samples = list(samples_of(config, known))
+    samples = list(samples_of(config, known, refused))
     passed: defaultdict[str, list[bool]] = defaultdict(list)
     gaps: dict[str, str] = {}
     lines = []

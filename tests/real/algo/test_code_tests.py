@@ -136,6 +136,12 @@ async def test_a_second_grading_needs_two_calls(box: Sandbox) -> None:
     assert box.stats.outcomes.total() - before == 2
 
 
+async def test_arguments_may_be_longer_than_the_output_of_a_test(box: Sandbox) -> None:
+    tests = asserts("assert f('x' * 2_000_000) == 2_000_000")
+    assert (await CodeGrader(box, limits=LIMITS).grade("def f(x): return len(x)", tests)).passed == (True,)
+    assert (await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", tests)).passed == (False,)
+
+
 async def test_public_tests_are_a_tool(box: Sandbox) -> None:
     tool = RunTests({name: task.problem for name, task in TASKS.items()}, box, LIMITS)
     right = await tool({"problem": "own-202", "code": solution(TASKS["own-202"])})

@@ -15,7 +15,7 @@ from engine.console.options import parse
 from engine.data.prompts import read_prompts
 from recipes.code.formats import answer_of, question_of, task_of
 from recipes.code.grade import Config as GradeConfig
-from recipes.code.grade import estimates, tasks
+from recipes.code.grade import estimates, samples_of, tasks
 from recipes.code.train import Config
 from tests.support.code_problems import ROWS, TASKS
 from tests.support.paths import ROOT
@@ -69,6 +69,19 @@ def test_two_rows_of_one_name_are_not_graded_by_each_others_tests(tmp_path: Path
     assert read["3"] == task_of(rows[0])
     assert len(refused) == 1
     assert "'3'" in refused[0]
+
+
+def test_a_sample_of_a_refused_row_does_not_end_the_grading(tmp_path: Path) -> None:
+    data, samples = tmp_path / "data.jsonl", tmp_path / "samples.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in (APPS, {**MBPP, "test_list": ["eval(f(1))"]})))
+    samples.write_text("".join(json.dumps({"task_id": name, "program": ""}) + "\n" for name in (7, 3)))
+    config = GradeConfig(data=data, samples=samples)
+    known, refused = tasks(data)
+    assert [sample.task.problem.name for sample in samples_of(config, known, refused)] == ["3"]
+    assert len(refused) == 2
+    assert "'7'" in refused[1]
+    with pytest.raises(ValueError, match="'7'"):
+        list(samples_of(config, known, []))
 
 
 @pytest.mark.parametrize("name", ["plain", "f"])
