@@ -88,6 +88,11 @@ async def test_a_test_whose_arguments_cannot_leave_it_is_refused(box: Sandbox, t
         await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", asserts("assert f(1) == 1", test))
 
 
+async def test_a_test_that_does_not_compile_is_refused(box: Sandbox) -> None:
+    with pytest.raises(ValueError, match="test 1 "):
+        await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", asserts("assert f(1) == 1", "return f(1)"))
+
+
 async def test_a_setup_that_fails_is_refused(box: Sandbox) -> None:
     with pytest.raises(ValueError, match="setup"):
         await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", asserts("f(1)", setup="1 / 0"))
