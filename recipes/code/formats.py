@@ -21,13 +21,24 @@ import builtins
 import io
 import json
 import pickle
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from algo.reward.code.problem import Case, FunctionTests, Problem, ProgramTests, Tests, decode_problem, encode_problem
+from algo.reward.code.problem import (
+    Case,
+    FunctionTests,
+    Problem,
+    ProgramTests,
+    Rule,
+    Tests,
+    decode_problem,
+    encode_problem,
+)
 
+DECIMAL = re.compile(r"(?<!\S)[+-]?\d{1,40}\.\d{1,40}(?!\S)")
 MOST_BYTES = 256 << 20  # of unpacked private tests; LiveCodeBench's largest have some dozens of MiB
 
 
@@ -125,7 +136,7 @@ def _apps(row: Row) -> Task:
         hidden = FunctionTests(setup=LISTS, functions=(function,), tests=tuple(tests), reference=reference)
     else:
         cases = [Case(stdin=_lines(each), expected=(_lines(out),)) for each, out in zip(inputs, outputs, strict=True)]
-        hidden = ProgramTests(cases=tuple(cases), reference=reference)
+        hidden = ProgramTests(cases=tuple(cases), rule=_rule(cases), reference=reference)
     problem = Problem(name=_name(row, "problem_id", "id", "name", "url"), hidden=hidden)
     return Task(question=_with_starter(_text(row, "question"), row, function), problem=problem)
 
@@ -147,7 +158,9 @@ def _of_cases(cases: Sequence[Row], function: str | None) -> Tests:
     try:
         pairs = [(case["input"], case["output"]) for case in cases]
         if not function:
-            return ProgramTests(cases=tuple(Case(stdin=given, expected=(expected,)) for given, expected in pairs))
+            programs = [Case(stdin=given, expected=(expected,)) for given, expected in pairs]
+            # LiveCodeBench compares decimals by their value and allows no difference.
+            return ProgramTests(cases=tuple(programs), rule=_rule(programs), tolerance=0.0)
         tests = [
             _call(function, [json.loads(line) for line in given.split("\n") if line.strip()], [json.loads(expected)])
             for given, expected in pairs
@@ -155,6 +168,11 @@ def _of_cases(cases: Sequence[Row], function: str | None) -> Tests:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"test cases need input and output, of a function as JSON: {error!r}") from error
     return FunctionTests(setup=LISTS, functions=(function,), tests=tuple(tests))
+
+
+def _rule(cases: Sequence[Case]) -> Rule:
+    """Returns "numbers" if some output holds a decimal, which programs print with more digits or fewer."""
+    return "numbers" if any(DECIMAL.search(text) for case in cases for text in case.expected) else "tokens"
 
 
 def _cases(row: Row, field: str) -> list[Row]:
@@ -196,13 +214,14 @@ class _TextOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only text is read")
 
 
-# A list and a tuple of the same values are the same result, as these data sets say.
+# A list and a tuple of the same values are the same result, as these data sets say. No function of a program may have
+# the name of the helper, since it would stand in its place.
 LISTS = """
-def plain(value):
+def with_lists_(value):
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [with_lists_(part) for part in value]
     if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {str(key): with_lists_(part) for key, part in value.items()}
     return value
 """
 
@@ -210,7 +229,7 @@ def plain(value):
 def _call(function: str, arguments: Sequence[Any], expected: Sequence[Any]) -> str:
     """Returns the test that a call gives one of the values."""
     call = f"{function}({', '.join(map(repr, arguments))})"
-    return f"assert plain({call}) in [plain(value) for value in {list(expected)!r}]"
+    return f"assert with_lists_({call}) in [with_lists_(value) for value in {list(expected)!r}]"
 
 
 def _lines(value: Any) -> str:

@@ -90,12 +90,21 @@ def tasks(data: Path) -> tuple[dict[str, Task], list[str]]:
         except ValueError as error:
             refused.append(f"{table.where(number)}: {error}")
             continue
-        read[task.problem.name] = task
+        name = task.problem.name
+        if name in read:
+            refused.append(
+                f"{table.where(number)}: another row is called {name!r} too. Fix: give each a task_id of its own"
+            )
+            continue
+        read[name] = task
     return read, refused
 
 
-def samples_of(config: Config, known: Mapping[str, Task]) -> Iterator[Sample]:
-    """Yields the samples of the file, or the references. Raises ValueError naming line and field."""
+def samples_of(config: Config, known: Mapping[str, Task], refused: list[str]) -> Iterator[Sample]:
+    """Yields the samples of the file, or the references. Raises ValueError naming line and field.
+
+    refused: why rows were refused; where there are some, a sample whose task is unknown becomes one more.
+    """
     if config.samples is None:
         for name, task in known.items():
             if task.problem.hidden.reference:
@@ -106,7 +115,11 @@ def samples_of(config: Config, known: Mapping[str, Task]) -> Iterator[Sample]:
         row = table.row(number)
         name = str(row.get("task_id"))
         if name not in known:
-            raise ValueError(f"{table.where(number)}: task_id {name!r} is not in {config.data}, or was refused there")
+            reason = f"{table.where(number)}: task_id {name!r} is not in {config.data}, or was refused there"
+            if not refused:
+                raise ValueError(reason)
+            refused.append(reason)
+            continue
         yield Sample(task=known[name], program=_program(row, known[name], table.where(number)), row=row)
 
 
@@ -134,8 +147,7 @@ async def grade_samples(samples: Sequence[Sample], grader: CodeGrader) -> list[V
                 result = await grader.grade(sample.program, sample.task.problem.hidden)
             except (GraderUnavailable, ValueError) as error:
                 return None, str(error)
-        failed = (detail for passed, detail in zip(result.passed, result.details, strict=True) if not passed)
-        return all(result.passed), next(failed, "passed")
+        return all(result.passed), result.complaint or "passed"
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(grade(each), name=f"sample-{number}") for number, each in enumerate(samples)]
@@ -145,7 +157,7 @@ async def grade_samples(samples: Sequence[Sample], grader: CodeGrader) -> list[V
 async def grade_all(config: Config) -> int:
     """Grades, writes and prints. Returns the exit status."""
     known, refused = tasks(config.data)
-    samples = list(samples_of(config, known))
+    samples = list(samples_of(config, known, refused))
     passed: defaultdict[str, list[bool]] = defaultdict(list)
     gaps: dict[str, str] = {}
     lines = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Iterator
 
 from algo.reward.answers import TOOL_CALL_END, final_turn
 from engine.types import Trajectory
@@ -14,17 +14,42 @@ ASK_FOR_PROGRAM = (
 )
 """A system message that asks for the form in which `program_in_answer` finds a program."""
 
-_BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)?[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_PYTHON = ("python", "python3", "py")
 
 
 def last_block(text: str) -> str | None:
-    """Returns the last closed block of code in the text of a final turn; text before a tool call has none.
+    """Returns the last closed block of Python in the text of a final turn; text before a tool call has none.
+
+    A block that names no language counts only if none names Python: many answers end with a sample of the output.
 
     >>> last_block("so\\n```python\\nprint(1)\\n```\\n")
     'print(1)\\n'
     """
-    blocks = _BLOCK.findall(text.rpartition(TOOL_CALL_END)[2])
-    return blocks[-1] if blocks else None
+    last: dict[str, str] = {}
+    for language, code in _closed_blocks(text.rpartition(TOOL_CALL_END)[2]):
+        last["python" if language in _PYTHON else language] = code
+    return last.get("python", last.get(""))
+
+
+def _closed_blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yields language and code of each closed block, in time linear in the text.
+
+    A fence that names a language opens a block even where another was not closed. Code loses the indent of its fence.
+    """
+    language: str | None = None  # None outside a block
+    indent = ""
+    code: list[str] = []
+    for line in text.split("\n"):
+        fence = line.strip()
+        marks, info = fence[:3], fence[3:].strip()
+        if marks == "```" and "`" not in info and (info or language is None):
+            language = info.split()[0].lower() if info else ""
+            indent, code = line[: len(line) - len(line.lstrip())], []
+        elif fence == "```" and language is not None:
+            yield language, "".join(f"{each}\n" for each in code)
+            language = None
+        elif language is not None:
+            code.append(line.removeprefix(indent))
 
 
 def program_in_answer(trajectory: Trajectory) -> str | None:

@@ -21,6 +21,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from algo.reward.code.problem import FunctionTests
 from algo.reward.code.programs import guest_program, with_imports
 from algo.reward.code.runs import Graded, run
@@ -33,6 +35,7 @@ Answer = str | None
 """A line of the program about one call; None if there was none within the limits."""
 
 MOST_CALLS = 500  # of one grading; a result that makes the tests ask for ever fails them
+REPLY_BYTES = 16 << 20  # of the tests' process, which names the arguments of a call; the limit of a test may be lower
 
 
 async def grade_functions(
@@ -105,10 +108,11 @@ async def _check(
         "stop": stop,
     }
     code = with_imports(guest_program("checks"), tests.setup, *tests.tests)
-    result = await run(runner, code, json.dumps(request), limits)
+    enough = msgspec.structs.replace(limits, output_bytes=max(limits.output_bytes, REPLY_BYTES))
+    result = await run(runner, code, json.dumps(request), enough)
     if result.outcome == "timeout" and result.cpu_s < limits.cpu_s / 2:
         raise GraderUnavailable(f"the tests got only {result.cpu_s:.1f} s of CPU in {result.wall_s:.1f} s")
-    if result.outcome in ("timeout", "memory", "output"):
+    if result.outcome in ("timeout", "memory", "output") or result.truncated:
         return None
     try:
         return json.loads(result.stdout)

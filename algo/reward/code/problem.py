@@ -77,6 +77,12 @@ class ProgramTests(msgspec.Struct, frozen=True, kw_only=True, tag="programs"):
         require("tolerance", self.tolerance, at_least(0.0))
         if self.checker:
             refuse_unsafe_code("the checker", self.checker)
+            if not any(
+                isinstance(each, ast.FunctionDef) and each.name == "check" for each in ast.parse(self.checker).body
+            ):
+                raise ValueError(
+                    f"the checker defines no check(stdin, expected, printed): {self.checker.strip()[:100]!r}"
+                )
 
 
 Tests = FunctionTests | ProgramTests
@@ -125,6 +131,7 @@ def refuse_unsafe_code(where: str, code: str, functions: tuple[str, ...] = ()) -
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{where} is not Python: {error}") from error
+    results = _results_of(tree, functions)
     for node in ast.walk(tree):
         reason = ""
         match node:
@@ -136,5 +143,33 @@ def refuse_unsafe_code(where: str, code: str, functions: tuple[str, ...] = ()) -
                 reason = f"imports {module}"
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in functions:
                 reason = f"looks at {name}.{attribute}"
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in results and attribute not in PLAIN:
+                raise ValueError(
+                    f"{where} uses .{attribute} of a result, and results are plain values: {code.strip()[:100]!r}"
+                )
+            case ast.Attribute(value=ast.Call(func=ast.Name(id=name)), attr=attribute) if (
+                name in functions and attribute not in PLAIN
+            ):
+                raise ValueError(
+                    f"{where} uses {name}().{attribute}, and results are plain values: {code.strip()[:100]!r}"
+                )
         if reason:
             raise ValueError(f"{where} {reason}, so what a program returns could decide it: {code.strip()[:100]!r}")
+
+
+PLAIN = {name for kind in (int, float, complex, str, bytes, list, tuple, set, frozenset, dict) for name in dir(kind)}
+"""Attributes of plain values; a test that uses another one of a result can be passed by no program."""
+
+
+def _results_of(tree: ast.Module, functions: tuple[str, ...]) -> set[str]:
+    """Returns the names to which the code assigns nothing but what one of the functions returned."""
+    results, others = set(), set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call(func=ast.Name(id=name))) if name in functions:
+                results.add((target, id(node.targets[0])))
+            case ast.Name(id=target, ctx=ast.Store()):
+                others.add((target, id(node)))
+            case ast.arg(arg=target):
+                others.add((target, id(node)))
+    return {target for target, _ in results} - {target for target, _ in others - results}

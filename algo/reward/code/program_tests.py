@@ -13,7 +13,7 @@ import json
 from algo.reward.code.compare import same
 from algo.reward.code.problem import Case, ProgramTests
 from algo.reward.code.programs import with_imports
-from algo.reward.code.runs import Graded, run
+from algo.reward.code.runs import NOT_RUN, Graded, run
 from engine.errors import first_error
 from engine.ports import GraderUnavailable, ToolRunner
 from sandbox.wire import Limits
@@ -42,7 +42,7 @@ async def grade_program(
 
     Raises GraderUnavailable, and ValueError for a checker that does not work.
     """
-    verdicts: list[tuple[str, str]] = [("failed", "not run")] * len(tests.cases)
+    verdicts: list[tuple[str, str]] = [("failed", NOT_RUN)] * len(tests.cases)
     slots = asyncio.Semaphore(at_once)
 
     async def grade(number: int, case: Case) -> None:

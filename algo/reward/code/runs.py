@@ -9,6 +9,8 @@ from typing import Self
 from engine.ports import GraderUnavailable, ToolRunner
 from sandbox.wire import Limits, ToolResult
 
+NOT_RUN = "not run"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graded:
@@ -23,12 +25,19 @@ class Graded:
         missing = tests - len(verdicts)
         return cls(
             passed=(*(verdict == "passed" for verdict, _ in verdicts), *[False] * missing),
-            details=(*(detail for _, detail in verdicts), *["not run"] * missing),
+            details=(*(detail for _, detail in verdicts), *[NOT_RUN] * missing),
         )
 
     @classmethod
     def all_failed(cls, tests: int, reason: str) -> Self:
         return cls(passed=(False,) * tests, details=(reason,) * tests)
+
+    @property
+    def complaint(self) -> str:
+        """Why the first test failed of those that were run; "" if all passed."""
+        reasons = [detail for passed, detail in zip(self.passed, self.details, strict=True) if not passed]
+        known = [reason for reason in reasons if reason != NOT_RUN]
+        return (known or reasons or [""])[0]
 
     @property
     def share(self) -> float:

@@ -34,6 +34,8 @@ def asserts(*tests: str, setup: str = "") -> FunctionTests:
         ("def f(x): raise KeyError('no')", EXPECTS_AN_ERROR, False),
         ("def f(x): return 1", EXPECTS_AN_ERROR, False),
         ("def f(x): raise SystemExit", SWALLOWS, False),
+        ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 0, [1, 2]))", False),
+        ("def f(x): raise StopIteration", "for y in map(f, [1, 2]):\n    assert y == 0", False),
         ("import os\ndef f(x): os._exit(0)", SWALLOWS, False),
         ("def f(x): return object()", SWALLOWS, False),
         ("def f(x):\n    while True: pass", SWALLOWS, False),
@@ -43,6 +45,14 @@ def asserts(*tests: str, setup: str = "") -> FunctionTests:
          "def f(x): return A(x).x", "assert f(1) == 1", True),
         ("if __name__ == '__main__': input()\ndef f(x): return x", "assert f(1) == 1", True),
         ("print('debug')\ndef f(x):\n    print(x)\n    return x", "assert f(1) == 1", True),
+        ("def f(x): yield from range(x)", "assert list(f(3)) == [0, 1, 2] and next(f(1)) == 0", True),
+        ("def f(x): return map(str, x)", "assert sorted(f([2, 1])) == ['1', '2']", True),
+        ("def f(x): return range(x)", "assert len(f(3)) == 3 and list(f(3))[1:] == [1, 2]", True),
+        ("def f(x): return iter(x)", "assert f([1]) == [1]", False),
+        ("def f(x):\n    yield 1\n    raise ValueError", "try:\n    list(f(1))\n    assert False\n"
+         "except ValueError:\n    pass", True),
+        ("def f(x):\n    while True: yield x", SWALLOWS, False),
+        ("def f(x):\n    while True: yield x", EXPECTS_AN_ERROR, False),
         ("import numpy as np\ndef f(x): return np.sum(x)", "assert f([1, 2]) == 3", True),
     ],
 )  # fmt: skip
@@ -76,6 +86,11 @@ async def test_arguments_change_where_the_problem_says_so(
 async def test_a_test_whose_arguments_cannot_leave_it_is_refused(box: Sandbox, test: str) -> None:
     with pytest.raises(ValueError, match="test 1 "):
         await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", asserts("assert f(1) == 1", test))
+
+
+async def test_a_test_that_does_not_compile_is_refused(box: Sandbox) -> None:
+    with pytest.raises(ValueError, match="test 1 "):
+        await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", asserts("assert f(1) == 1", "return f(1)"))
 
 
 async def test_a_setup_that_fails_is_refused(box: Sandbox) -> None:
@@ -124,6 +139,12 @@ async def test_a_second_grading_needs_two_calls(box: Sandbox) -> None:
     before = box.stats.outcomes.total()
     assert all((await grader.grade("def f(x): return int(x)", tests)).passed)
     assert box.stats.outcomes.total() - before == 2
+
+
+async def test_arguments_may_be_longer_than_the_output_of_a_test(box: Sandbox) -> None:
+    tests = asserts("assert f('x' * 2_000_000) == 2_000_000")
+    assert (await CodeGrader(box, limits=LIMITS).grade("def f(x): return len(x)", tests)).passed == (True,)
+    assert (await CodeGrader(box, limits=LIMITS).grade("def f(x): return 1", tests)).passed == (False,)
 
 
 async def test_public_tests_are_a_tool(box: Sandbox) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from engine.console.options import parse
 from engine.data.prompts import read_prompts
 from recipes.code.formats import answer_of, question_of, task_of
 from recipes.code.grade import Config as GradeConfig
-from recipes.code.grade import estimates
+from recipes.code.grade import estimates, samples_of, tasks
 from recipes.code.train import Config
 from tests.support.code_problems import ROWS, TASKS
 from tests.support.paths import ROOT
@@ -44,6 +45,55 @@ def packed(value: object) -> str:
 class Runs:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return print, ("this must not be printed",)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rule"),
+    [(["0.3333\n", "1\n"], "numbers"), (["3\n", "1 2\n"], "tokens"), (["1.2.3 v1.0\n", "a.5\n"], "tokens")],
+)
+def test_outputs_with_decimals_are_compared_by_value(outputs: list[str], rule: str) -> None:
+    apps = task_of({**APPS, "input_output": {"inputs": ["1\n", "2\n"], "outputs": outputs}}).problem.hidden
+    cases = [{"input": "1", "output": output} for output in outputs]
+    live = task_of({**LIVE, "private_test_cases": json.dumps(cases)}).problem.hidden
+    assert isinstance(apps, ProgramTests)
+    assert isinstance(live, ProgramTests)
+    assert (apps.rule, live.rule, live.tolerance) == (rule, rule, 0.0)
+
+
+def test_two_rows_of_one_name_are_not_graded_by_each_others_tests(tmp_path: Path) -> None:
+    rows = [{**APPS, "input_output": {"inputs": ["1\n"], "outputs": [each]}} for each in ("1\n", "2\n")]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read, refused = tasks(data)
+    assert list(read) == ["3"]
+    assert read["3"] == task_of(rows[0])
+    assert len(refused) == 1
+    assert "'3'" in refused[0]
+
+
+def test_a_sample_of_a_refused_row_does_not_end_the_grading(tmp_path: Path) -> None:
+    data, samples = tmp_path / "data.jsonl", tmp_path / "samples.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in (APPS, {**MBPP, "test_list": ["eval(f(1))"]})))
+    samples.write_text("".join(json.dumps({"task_id": name, "program": ""}) + "\n" for name in (7, 3)))
+    config = GradeConfig(data=data, samples=samples)
+    known, refused = tasks(data)
+    assert [sample.task.problem.name for sample in samples_of(config, known, refused)] == ["3"]
+    assert len(refused) == 2
+    assert "'7'" in refused[1]
+    with pytest.raises(ValueError, match="'7'"):
+        list(samples_of(config, known, []))
+
+
+@pytest.mark.parametrize("name", ["plain", "f"])
+def test_a_function_may_have_any_name_and_is_not_used_on_what_is_expected(name: str) -> None:
+    data = {"fn_name": name, "inputs": [[1]], "outputs": [3]}
+    hidden = task_of({**APPS, "input_output": data}).problem.hidden
+    assert isinstance(hidden, FunctionTests)
+    space: dict[str, object] = {}
+    exec(hidden.setup, space)
+    space[name] = lambda value: 7
+    with pytest.raises(AssertionError):
+        exec(hidden.tests[0], space)
 
 
 def test_every_example_is_a_prompt_whose_question_has_no_hidden_test() -> None:

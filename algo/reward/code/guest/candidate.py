@@ -4,6 +4,8 @@ It reads from standard input {"program": text, "calls": [[function, arguments], 
 writes the pair of a tuple and a dict. It prints a line `loaded` and then a line for each call:
 
     ["value", result, changes]     changes: [index, value] of each argument that the call changed
+    ["iterator", values, changes]  what a generator or another iterator yields, read to its end
+    ["range", [start, stop, step], changes]
     ["raised", name, message]      name: the closest builtin Exception
     ["lost", reason]               the call has no result that tests could look at
 
@@ -13,11 +15,13 @@ choose each result; there is nothing else here: no expected value and no test.
 
 
 def main(encode, decode):  # type: ignore[no-untyped-def]
+    import itertools
     import json
     import os
     import sys
     import types
 
+    LONGEST_ITERATOR = 100_000  # An endless generator has no result.
     request = json.loads(sys.stdin.buffer.read())
     channel = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -38,8 +42,12 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
     try:
         exec(compile(request["program"], "solution.py", "exec", 0, True), module.__dict__)
         for name in {name for name, _ in request["calls"]}:
-            at_top = name in module.__dict__
-            functions[name] = module.__dict__[name] if at_top else getattr(module.__dict__["Solution"](), name)
+            if name in module.__dict__:
+                functions[name] = module.__dict__[name]
+            elif hasattr(module.__dict__.get("Solution"), name):
+                functions[name] = getattr(module.__dict__["Solution"](), name)
+            else:
+                raise NameError(f"the program defines no {name}, neither at its top nor in a class Solution")
     except BaseException as error:
         tell(f"failed {ascii_line(error)}")
         os._exit(0)
@@ -49,15 +57,21 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
         before = [encode(value) for value in positional]
         try:
             result = functions[name](*positional, **named)
+            answer = ["value", result]
+            if type(result) is range:
+                answer = ["range", [result.start, result.stop, result.step]]
+            elif hasattr(type(result), "__next__"):
+                values = list(itertools.islice(result, LONGEST_ITERATOR + 1))
+                answer = ["iterator", values]
+                if len(values) > LONGEST_ITERATOR:
+                    answer = ["lost", f"the iterator has more than {LONGEST_ITERATOR} values"]
         except Exception as error:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
             answer = ["raised", kind, ascii_line(error)]
         except BaseException as error:
             answer = ["lost", ascii_line(error)]
-        else:
-            answer = ["value", result]
         try:
-            if answer[0] == "value":
+            if answer[0] not in ("raised", "lost"):
                 answer.append(
                     [[index, value] for index, value in enumerate(positional) if encode(value) != before[index]]
                 )

@@ -53,8 +53,10 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                 lose("no answer within the limits")
             try:
                 kind, *parts = decode(line)
-                if kind == "value":
+                if kind in ("value", "iterator", "range"):
                     result, changes = parts
+                    if kind != "value":
+                        result = iter(result) if kind == "iterator" else range(*result)
                     for index, value in changes if request["in_place"] else []:
                         change(positional[index], value)
                     return result
@@ -64,6 +66,9 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                 exception = getattr(builtins, name_of_error)
                 if not issubclass(exception, Exception):
                     raise ValueError(name_of_error)
+                if issubclass(exception, (StopIteration, StopAsyncIteration)):
+                    # In `all(map(...))` it would end the loop, and the rest of the test would be passed over.
+                    lose(f"the program raised {name_of_error}")
             except (AttributeError, IndexError, TypeError, ValueError):
                 lose("the answer cannot be read")
             try:
@@ -92,11 +97,16 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                 exec(compile(request["setup"], "setup", "exec", 0, True, 0), space)
                 space.update({name: stand_in(name) for name in request["functions"]})
                 continue
-            exec(compile(test, f"test {number}", "exec", 0, True, 0), space)
+            code = compile(test, f"test {number}", "exec", 0, True, 0)
         except BaseException as error:
-            if number == 0:
-                refused.append(f"the setup fails with {type(error).__name__}: {error}"[:300])
-                number = 1
+            # A return outside of a function, say: such a test parses and does not compile.
+            fault = "the setup fails with" if number == 0 else "it does not compile:"
+            refused.append(f"{fault} {type(error).__name__}: {error}"[:300])
+            number = max(number, 1)
+            break
+        try:
+            exec(code, space)
+        except BaseException as error:
             detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if asked or refused:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -47,6 +48,19 @@ async def test_the_program_gets_its_input_and_nothing_else() -> None:
     grade = await CodeReward(runner)(a_solution(ECHO))
     assert (grade.reward, grade.scores) == (1.0, {"tests": 1.0})
     assert sorted(runner.calls) == [("program\n", "1"), ("program\n", "2")]
+
+
+async def test_the_complaint_is_that_of_a_test_which_was_run() -> None:
+    async def run(code, stdin="", limits=None, *, display=False) -> ToolResult:  # type: ignore[no-untyped-def]
+        if stdin == "1":
+            await asyncio.Event().wait()
+        return ToolResult(outcome="ok", stdout="7")
+
+    runner = Runner(printed)
+    runner.run = run  # type: ignore[method-assign]
+    graded = await CodeGrader(runner, stop=True).grade("program", ECHO)
+    assert graded.passed == (False, False)
+    assert "7" in graded.complaint
 
 
 @pytest.mark.parametrize(("score", "reward"), [("all", 0.0), ("share", 0.5)])
