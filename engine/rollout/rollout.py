@@ -260,16 +260,21 @@ class _Rollout:
         """Returns the trajectory. Raises Superseded if it has to begin again."""
         self.paused = lambda: self.tally.watched.waits_for_place(deadline.paused())
         lane = self.timeline.lanes["trajectories"].take()
-        error, stop = None, None
+        error, stop, ready = None, None, False
         try:
             async with deadline.timeout() as budget:
                 await self.tools.open(self.offer.tools, self.prompt, opened)
                 await self._rebuild()
+                ready = True
                 stop = await self._turns(lane)
         except TimeoutError:
             if not budget.expired():
                 raise  # a bug of a tool, not our deadline
             stop = StopReason.DEADLINE
+            if not ready and any(isinstance(tool, WorldTool) for tool in self.offer.tools):
+                # The reward reads states, which are not there yet, or not yet rebuilt after a resume.
+                message = "the deadline came before the world was open and had its state again"
+                stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.SANDBOX, message=message)
         except ReplicaDied as failure:
             stop, error = StopReason.ERROR, RolloutError(boundary=Boundary.REPLICA, message=str(failure))
         except ToolLost as failure:

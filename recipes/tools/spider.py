@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,12 @@ class DatabaseFolder:
         self.folder, self.most_bytes = Path(folder), most_bytes
         self.find = lru_cache(maxsize=64)(self._find)
 
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """The databases by their paths in the folder. A name is looked up here and never made a path."""
+        paths = [*self.folder.glob("*.sqlite"), *self.folder.glob("*/*.sqlite")]
+        return {path.relative_to(self.folder).as_posix(): path for path in paths}
+
     def _find(self, name: str) -> bytes:
         """Returns the bytes of DB_ID or DB_ID/FILE. Raises KeyError if there is none, BadInput for one too large."""
         path = self._path(name)
@@ -41,18 +47,17 @@ class DatabaseFolder:
         return path.read_bytes()
 
     def _path(self, name: str) -> Path:
-        known = [*self.folder.glob("*.sqlite"), *self.folder.glob("*/*.sqlite")]  # a name is never made a path
         database, _, file = name.partition("/")
-        wanted = {f"{database}/{file}.sqlite"} if file else {f"{database}/{database}.sqlite", f"{database}.sqlite"}
-        for path in known:
-            if path.relative_to(self.folder).as_posix() in wanted:
-                return path
+        wanted = [f"{database}/{file}.sqlite"] if file else [f"{database}/{database}.sqlite", f"{database}.sqlite"]
+        for each in wanted:
+            if each in self._files:
+                return self._files[each]
         raise KeyError(name)
 
     def others(self, name: str) -> list[str]:
         """Returns the names of the further databases of one."""
-        files = sorted(each.stem for each in self.folder.glob("*/*.sqlite") if each.parent.name == name)
-        return [f"{name}/{file}" for file in files if file != name]
+        files = [each.removesuffix(".sqlite") for each in self._files if each.startswith(f"{name}/")]
+        return sorted(file for file in files if file != f"{name}/{name}")
 
     def schema(self, name: str) -> str:
         """Returns the CREATE statements of a database. Raises BadInput for a file that is none."""

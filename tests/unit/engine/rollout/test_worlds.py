@@ -10,7 +10,7 @@ from engine.errors import BadInput
 from engine.ports import ToolReply, ToolSpec
 from engine.rollout.open_tools import MOST_STATE_BYTES
 from engine.run.journal import Journal
-from engine.types import StopReason
+from engine.types import Boundary, StopReason
 from engine.user_parts import WrongPart
 from tests.support.fakes import Die, Echo, Gate, a_prompt
 from tests.support.node import ANSWER, END, Setup, call
@@ -98,6 +98,19 @@ async def test_one_that_never_calls_it_has_the_state_of_the_beginning():
     async with Setup([ANSWER], tools=[Pads()]) as node:
         trajectory = await node.rollouts.run(begins_with("0"), 0, 0)
     assert (trajectory.stop, trajectory.states) == (StopReason.ANSWER, {"pad": b"0"})
+
+
+async def test_a_world_that_does_not_open_in_time_is_a_failure_and_no_answer_of_the_model():
+    class Slow(Pads):
+        @asynccontextmanager
+        async def open(self, prompt):
+            await asyncio.Event().wait()
+            yield
+
+    async with Setup([ANSWER], tools=[Slow()], deadline_s=0.05) as node:
+        trajectory = await node.rollouts.run(begins_with("0"), 0, 0)
+    assert trajectory.stop is StopReason.ERROR
+    assert trajectory.error.boundary is Boundary.SANDBOX
 
 
 async def test_a_world_is_closed_when_its_trajectory_is_cancelled():
