@@ -31,6 +31,7 @@ from engine.types import TokenScores
 
 RETRIED = (408, 429)
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
+CONNECT_S = 10.0  # a host that is not there may not even refuse
 COMPARED = 2048  # token ids that are compared with the server's, evenly over the vocabulary
 CHUNK = 512  # of them in one request
 FIXES = {
@@ -213,6 +214,7 @@ async def endpoint_of(
     """Opens connections to a server. note: is told when it fails, and when it answers again."""
     key = os.environ.get(config.key_variable, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = aiohttp.ClientTimeout(total=config.deadline_s)
+    # Whoever asks has a deadline. One of the session's own, at the same moment, would hide it from the loop that asks.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         yield Endpoint(config, session, sleep, note)

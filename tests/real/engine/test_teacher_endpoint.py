@@ -1,5 +1,6 @@
 """A teacher behind a server: our own gateway, and servers that fail, refuse or mean something else."""
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 
@@ -214,3 +215,26 @@ async def test_a_url_without_its_end_is_refused_with_a_fix():
     async with gateway() as (_, url), endpoint_of(config_of(url.removesuffix("/v1"))) as endpoint:
         with pytest.raises(ValueError, match="/v1"):
             await endpoint.check(CHAT, TINY, longest=200)
+
+
+@pytest.mark.parametrize("deadline_s", [0.05, 0.1, 0.2])
+async def test_a_server_that_takes_a_request_and_never_answers_is_given_up_at_the_deadline(deadline_s):
+    accepted = asyncio.Event()
+
+    async def silent(reader, writer):
+        await accepted.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
+    host, port = listener.sockets[0].getsockname()
+    try:
+        config = config_of(f"http://{host}:{port}/v1", deadline_s=deadline_s)
+        async with endpoint_of(config) as endpoint, asyncio.timeout(10):
+            teacher = Teacher(endpoint, name="t", top=0, deadline_s=deadline_s, tokens=512)
+            with pytest.raises(ReplicaDied, match="does not answer"):
+                await endpoint.check(CHAT, TINY, longest=200)
+            with pytest.raises(TeacherLost, match="no scores within"):
+                await teacher.score([5, 6, 7], 1)
+    finally:
+        accepted.set()
+        listener.close()
