@@ -280,3 +280,12 @@ class SandboxOptions:
             tiers=tuple(tiers), limits=limits, start_s=60, listen=self.sandbox_listen, keys=self.sandbox_keys
         )
         return config if self.slots is None else replace(config, slots=self.slots)
+
+
+def require_readable(read: Callable[[Path], Any], **files: Path) -> None:
+    """Raises ValueError, which names the option, for a file that `read` refuses."""
+    for name, path in files.items():
+        try:
+            read(path)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error

@@ -43,7 +43,7 @@ from engine.rollout.chat_template import ChatConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.telemetry.watchdog import exit_process
 from engine.tools.python_tool import PythonSessions
-from recipes.options import EvalOptions, SandboxOptions
+from recipes.options import EvalOptions, SandboxOptions, require_readable
 from recipes.tiny.task import SHIPPED
 from sandbox import TIERS, Tier
 from sandbox.require import at_least, require, within
@@ -77,11 +77,7 @@ class Config(EvalOptions, SandboxOptions):
     def __post_init__(self) -> None:
         if self.answer is not None and self.after_hashes:
             raise ValueError("answer must be none with after_hashes, which reads the column `answer`")
-        for name in ("data", "held_out"):
-            try:
-                self.prompts(getattr(self, name))
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+        require_readable(self.prompts, data=self.data, held_out=self.held_out)
         if self.reward != MATHS:
             load_reward(self.reward)
         names = [PYTHON if place == PYTHON else load_tool(place).name for place in self.tools]

@@ -43,7 +43,7 @@ from engine.tools.python_feedback import message_feedback, traceback_feedback
 from engine.tools.python_tool import PythonTool
 from recipes.code.formats import answer_of, question_of, task_of
 from recipes.code.run_tests import RunTests
-from recipes.options import EvalOptions, SandboxOptions
+from recipes.options import EvalOptions, SandboxOptions, require_readable
 from recipes.tiny.task import SHIPPED
 from sandbox import Limits
 from sandbox.require import positive, require_fields
@@ -75,11 +75,7 @@ class Config(EvalOptions, SandboxOptions):
 
     def __post_init__(self) -> None:
         require_fields(self, positive, "test_cpu_s", "test_memory_mb")
-        for name in ("data", "held_out"):
-            try:
-                self.prompts(getattr(self, name))
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+        require_readable(self.prompts, data=self.data, held_out=self.held_out)
         super().__post_init__()
 
     def prompts(self, path: Path, **stream: Any) -> Prompts:

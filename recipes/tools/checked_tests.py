@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from engine.errors import BadInput
+from recipes.tools.inside.workspace import ROOT as WORKSPACE
 
 PYTEST = {"raises", "approx", "mark"}
 
@@ -39,7 +40,7 @@ def checked_tests(path: Path | str, source: str, root: str = "", modules: Collec
             ) if name != "parametrize":
                 raise BadInput(f"{path}: pytest.mark.{name} is not there; there is parametrize")
             case ast.Constant(value=str(text)) if root and (text == root or text.startswith(f"{root}/")):
-                node.value = "/tmp/work" + text.removeprefix(root)
+                node.value = WORKSPACE + text.removeprefix(root)
     return ast.unparse(tree)
 
 

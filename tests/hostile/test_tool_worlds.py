@@ -14,6 +14,7 @@ from recipes.tools.database import Databases, SqlLimits
 from recipes.tools.generated_databases import find
 from recipes.tools.guest import TOOLS
 from recipes.tools.hidden_tests import HiddenTests
+from recipes.tools.inside.workspace import ROOT
 from recipes.tools.snapshot import BadEdit, Bounds, Snapshot, clean_path
 from recipes.tools.sql_reward import SqlReward
 from recipes.tools.workspace import Workspaces
@@ -111,7 +112,7 @@ FORGERIES = {
     "traces the tests": NATIVE + "c.ptrace(16, 1, 0, 0)\nc.ptrace(16, 2, 0, 0)\ndef f(x): return c.ptrace(16, 1, 0, 0)",
     "writes into the tests' memory": NATIVE + "c.syscall(311, 1, 0, 0, 0, 0, 0)\ndef f(x): return open('/proc/1/mem', 'r+b')",
     "modules of ours": dict.fromkeys(("solution.py", "json.py", "pytest.py", "sched.py", "sitecustomize.py", "os.py"), "import os\nos._exit(0)"),
-    "modules beside the workspace": "for n in ('json', 're', 'ast', 'math', 'sched'):\n    for d in ('/tmp', '/tmp/work'): open(f'{d}/{n}.py', 'w').write('import os; os._exit(0)')\ndef f(x): return 1",
+    "modules beside the workspace": "for n in ('json', 're', 'ast', 'math', 'sched'):\n    for d in ('/tmp', '/tmp/workspace'): open(f'{d}/{n}.py', 'w').write('import os; os._exit(0)')\ndef f(x): return 1",
     "user site": "import os\nd = '/tmp/.local/lib/python3.11/site-packages'\nos.makedirs(d)\nopen(d + '/usercustomize.py', 'w').write('import os; os._exit(0)')\ndef f(x): return 1",
     "tests of its own": {"solution.py": "def f(x): return 1", "test_hidden.py": "def test_values(): pass", "conftest.py": "collect_ignore = ['*']"},
     "package in place of the module": {"solution/__init__.py": "import os\nos._exit(0)", "solution/f.py": ""},
@@ -185,7 +186,7 @@ PROGRAMS = {
     "names that are no text": "import os\nopen(b'\\xff\\xfe', 'w')\nopen('a\\nb', 'w')\nopen(' ', 'w')",
     "unreadable": "import os\nos.mkdir('d')\nopen('d/x', 'w').write('1')\nos.chmod('d/x', 0)\nos.chmod('d', 0)\nos.chmod('.', 0)",
     "moves the workspace": "import os\nos.chdir('/tmp')\nos.rename('work', 'gone')\nos.symlink('/usr', 'work')",
-    "removes the workspace": "import shutil\nshutil.rmtree('/tmp/work')",
+    "removes the workspace": "import shutil\nshutil.rmtree('/tmp/workspace')",
     "forged answer": "import os\nfor fd in range(256):\n    try: os.write(fd, b'{\"files\": [], \"problem\": null, \"status\": 0, \"stdout\": \"forged\", \"stderr\": \"\"}\\n')\n    except OSError: pass\nos._exit(1)",
     "kills the first process": "import os\nfor n in range(1, 65):\n    try: os.kill(1, n)\n    except (OSError, ValueError): pass",
     "kills all": "import os\nos.kill(-1, 9)",
@@ -203,7 +204,7 @@ PATHS = [
     "../x",
     "a/../../x",
     "/etc/passwd",
-    "/tmp/work/x",
+    f"{ROOT}/x",
     "..",
     ".",
     "/",

@@ -26,7 +26,7 @@ import threading
 import traceback
 import types
 
-ROOT = "/tmp/work"
+ROOT = "/tmp/workspace"
 DEEPEST = 32  # folders below one another
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from engine.errors import BadInput
 from recipes.tools.harbor import read_task, read_tasks
+from recipes.tools.inside.workspace import ROOT
 from recipes.tools.snapshot import Bounds
 
 TOML = "version = '1.0'\n[metadata]\ncategory = 'programming'\n[verifier]\ntimeout_sec = 9.0\n[environment]\ncpus = 1\n"
@@ -46,7 +47,7 @@ def test_a_task_becomes_a_prompt(tmp_path):
     assert (metadata["root"], metadata["verifier_s"]) == ("/app", 9.0)
     [(name, source)] = metadata["tests"].items()
     assert name == "test_outputs.py"
-    assert "open('/tmp/work/out.txt')" in source
+    assert f"open('{ROOT}/out.txt')" in source
 
 
 def test_a_task_without_a_dockerfile_begins_with_all_files_of_its_environment(tmp_path):
