@@ -132,7 +132,7 @@ class Endpoint:
     async def _ask(self, token_ids: list[int], top: int) -> list[Any]:
         if not self._model:
             models = await self._sent("GET", "/models", None)
-            self._model = str(_found(models, "data", 0, "id"))
+            self._model = str(_value_at(models, "data", 0, "id"))
         body = {
             "model": self._model,
             "prompt": token_ids,
@@ -140,7 +140,7 @@ class Endpoint:
             "temperature": 0,
             "prompt_logprobs": top,
         }
-        rows = _found(await self._sent("POST", "/completions", body), "choices", 0, "prompt_logprobs")
+        rows = _value_at(await self._sent("POST", "/completions", body), "choices", 0, "prompt_logprobs")
         if not isinstance(rows, list) or len(rows) != len(token_ids):
             raise ValueError(
                 f"{self._url} answers without prompt_logprobs for each of {len(token_ids)} tokens: {rows!r:.100}"
@@ -165,7 +165,7 @@ class Endpoint:
             raise _Fails("its answer is no JSON") from error
 
 
-def _found(answer: Any, *keys: str | int) -> Any:
+def _value_at(answer: Any, *keys: str | int) -> Any:
     for key in keys:
         try:
             answer = answer[key]
@@ -194,7 +194,7 @@ def _of_row(row: Any, token: int, top: int) -> tuple[float, list[tuple[int, floa
 def _compare(token_ids: Sequence[int], rows: Sequence[Any], chat: ChatTemplate, url: str) -> None:
     wrong = []
     for token, row in zip(token_ids, rows, strict=True):
-        ours, theirs = chat.decode([token]), _found(row, str(token)).get("decoded_token")
+        ours, theirs = chat.decode([token]), _value_at(row, str(token)).get("decoded_token")
         if theirs is not None and theirs != ours and UNKNOWN not in ours + theirs:
             wrong.append(f"{token} is {ours!r} and {theirs!r}")
     if wrong:

@@ -285,7 +285,10 @@ class Endpoints:
         """Gives the answer the log-probabilities of prompts. Raises BadRequest for one that a replica refuses."""
         try:
             async with asyncio.TaskGroup() as scoring:
-                tasks = [scoring.create_task(self._gateway.fleet.score(ids, 1, top)) for ids in prompts]
+                tasks = [
+                    scoring.create_task(self._gateway.fleet.score(ids, 1, top), name=f"prompt-{number}")
+                    for number, ids in enumerate(prompts)
+                ]
         except ExceptionGroup as errors:
             error = first_error(errors)
             raise BadRequest("prompt", str(error)) if isinstance(error, ValueError) else error from errors
