@@ -16,7 +16,7 @@ import pytest
 from tests.support.packages import environment_with
 from tests.support.paths import ROCSTAR, ROOT, TINY
 
-BFCL = ("bfcl-eval==2026.3.23", "soundfile==0.14.0")
+BFCL = ("bfcl-eval==2026.3.23", "soundfile==0.13.1")
 LM_EVAL = ("lm-eval[ifeval,api]==0.4.13",)
 IFEVAL_ROWS = (
     ("Describe the sea without using any commas.", "punctuation:no_comma", {}),
