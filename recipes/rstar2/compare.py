@@ -216,8 +216,8 @@ def page(content: dict[str, Any], folder: str) -> str:
 |---|---|---|---|
 {_arms(result)}
 
-The arms draw the same problems. What is equal is the number of rollouts or of trained trajectories; the last table has the
-tokens.
+The arms draw the same problems. What is equal is the number of rollouts or of trained trajectories; the last table has
+the tokens.
 
 ## What came out after {steps} steps
 
