@@ -24,6 +24,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 
 from algo.learner.model.attention import PACKED
+from algo.learner.model.experts import mixture_of
 
 # Allowed difference in nats between a row and each trajectory alone. Of some fifty families, random and small in
 # float32, those that are scored right differ by 1e-6 to 1e-5 (rounding), those that are scored wrong by 4e-3 and more.
@@ -59,16 +60,12 @@ def _on_meta(source: PretrainedConfig, attention: str) -> PreTrainedModel:
 def check_structure(model: PreTrainedModel) -> None:
     """Raises ValueError for a model, which may be on the meta device, that cannot be trained."""
     kind = model.config.model_type
-    if expert := next(_experts(model), None):
-        raise ValueError(
-            f"{kind!r} is a mixture of experts ({expert}), which the learner cannot train: transformers keeps the "
-            "experts' weights fused, so replicas would not find them. Fix: take a dense model"
-        )
     if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList):
         raise ValueError(
             f"{kind!r} ({type(model.base_model).__name__}) has no list 'layers' of decoder layers, by which the "
             "learner shards a model. Fix: take a model that is built like Llama or Qwen"
         )
+    mixture_of(model)
     if rope := next((rope for rope in _ropes(model.config) if rope in ROPES_OF_THE_ROW), None):
         raise ValueError(
             f"its rope_type {rope!r} depends on the longest trajectory of a row, so the others would be scored wrong. "
@@ -196,15 +193,10 @@ def check_names(model: PreTrainedModel, source: Path) -> None:
     for file in source.glob("*.safetensors"):
         with safe_open(file, framework="pt") as content:
             filed.update(content.keys())
-    if renamed := {name for name, _ in model.named_parameters()} - filed:
+    mixtures = tuple(layer.name.removesuffix("experts") for layer in mixture_of(model))
+    names = {name for name, _ in model.named_parameters() if not name.startswith(mixtures)}
+    if renamed := names - filed:
         raise ValueError(
             f"its weights would leave under other names than they have in its files, {min(renamed)} first: replicas "
             f"would not find them. Fix: take a model of another family than {model.config.model_type!r}"
         )
-
-
-def _experts(model: nn.Module) -> Iterator[str]:
-    """Yields the names of the modules that hold a layer's experts."""
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == "experts" or type(module).__name__.endswith("Experts"):
-            yield name
