@@ -24,6 +24,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 
 from algo.learner.model.attention import PACKED
+from algo.learner.model.experts import checked_routers, mixture_of
 
 # Allowed difference in nats between a row and each trajectory alone. Of some fifty families, random and small in
 # float32, those that are scored right differ by 1e-6 to 1e-5 (rounding), those that are scored wrong by 4e-3 and more.
@@ -33,6 +34,8 @@ APART = 1e-3
 WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size", "window_size")
 WINDOW = 8
 LENGTHS = (2 * WINDOW + 3, 5)
+# Two experts of a token may score so nearly alike that rounding chooses; then other tokens are measured.
+DRAWS = 3
 # Where a kernel needs a GPU, "sdpa" replaces it, which tells trajectories apart by the positions of tokens as well.
 ON_CPU = (PACKED, "sdpa", "eager")
 # Their frequencies depend on the longest trajectory of a row, so a short one beside it would get those of the long one.
@@ -51,24 +54,22 @@ def empty(source: PretrainedConfig, attention: str) -> PreTrainedModel:
         ) from error
 
 
-def _on_meta(source: PretrainedConfig, attention: str) -> PreTrainedModel:
+def _on_meta(source: PretrainedConfig, attention: str, experts: str | None = None) -> PreTrainedModel:
+    """experts: how experts compute; None: by grouped products where PyTorch has them, as the learner does."""
+    kinds = {"attn_implementation": attention, "experts_implementation": experts}
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(source, dtype=torch.float32, attn_implementation=attention)
+        return AutoModelForCausalLM.from_config(source, dtype=torch.float32, **kinds)
 
 
 def check_structure(model: PreTrainedModel) -> None:
     """Raises ValueError for a model, which may be on the meta device, that cannot be trained."""
     kind = model.config.model_type
-    if expert := next(_experts(model), None):
-        raise ValueError(
-            f"{kind!r} is a mixture of experts ({expert}), which the learner cannot train: transformers keeps the "
-            "experts' weights fused, so replicas would not find them. Fix: take a dense model"
-        )
     if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList):
         raise ValueError(
             f"{kind!r} ({type(model.base_model).__name__}) has no list 'layers' of decoder layers, by which the "
             "learner shards a model. Fix: take a model that is built like Llama or Qwen"
         )
+    mixture_of(model)
     if rope := next((rope for rope in _ropes(model.config) if rope in ROPES_OF_THE_ROW), None):
         raise ValueError(
             f"its rope_type {rope!r} depends on the longest trajectory of a row, so the others would be scored wrong. "
@@ -101,8 +102,8 @@ def check_scores(model: PreTrainedModel, attention: str, scorer: Callable[[PreTr
     """Raises ValueError if the learner would give a trajectory other log-probabilities than the model does.
 
     A row of two trajectories of random ids, the first of which goes beyond two windows, is scored as the learner scores
-    it, and compared with the model's own logits of each alone, with transformers' plain attention. A model that is
-    scored wrong is trained wrong, and supervised training has no sampler that would notice.
+    it, and compared with the model's own logits of each alone, with transformers' plain attention and plain loop over
+    experts. A model that is scored wrong is trained wrong, and supervised training has no sampler that would notice.
 
     model: loaded in float32 on the CPU. scorer: makes the learner's `Scorer` of a model.
     """
@@ -110,14 +111,16 @@ def check_scores(model: PreTrainedModel, attention: str, scorer: Callable[[PreTr
     for name in WINDOWS:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, WINDOW)
-    ids = torch.randint(config.vocab_size, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
     weights = _strong(model)
-    own = _on_meta(config, "eager").eval()
-    alone = [_alone(own, weights, ids_T) for ids_T in ids.split(LENGTHS)]
+    own = _on_meta(copy.deepcopy(config), "eager", experts="eager").eval()
     learners = scorer(empty(config, attention if attention in ON_CPU else "sdpa")).eval()
-    apart = _apart(learners, weights, ids.split(LENGTHS), alone)
-    if apart <= APART:
-        return
+    for seed in range(DRAWS if mixture_of(model) else 1):
+        ids = torch.randint(config.vocab_size, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
+        with checked_routers(own):
+            alone = [_alone(own, weights, ids_T) for ids_T in ids.split(LENGTHS)]
+        apart = _apart(learners, weights, ids.split(LENGTHS), alone)
+        if apart <= APART:
+            return
     each = zip(ids.split(LENGTHS), alone, strict=True)
     apart_alone = max(_apart(learners, weights, [ids_T], [alone_T]) for ids_T, alone_T in each)
     if apart_alone <= APART:
@@ -172,10 +175,11 @@ def _strong(model: PreTrainedModel) -> dict[str, Tensor]:
     of a usual size, and so those of any large model, are shared and not copied.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    fused = {f"{layer.name}.{part}" for layer in mixture_of(model) for part, _ in layer.experts.named_parameters()}
     for name, weight in model.named_parameters():
         size = float(torch.linalg.vector_norm(weight)) / math.sqrt(weight.numel())
         usual = 1 / math.sqrt(weight.shape[-1])
-        if weight.ndim == 2 and 0 < size < usual / 2:
+        if (weight.ndim == 2 or name in fused) and 0 < size < usual / 2:
             tensors[name] = weight * (usual / size)
     return tensors
 
@@ -196,15 +200,10 @@ def check_names(model: PreTrainedModel, source: Path) -> None:
     for file in source.glob("*.safetensors"):
         with safe_open(file, framework="pt") as content:
             filed.update(content.keys())
-    if renamed := {name for name, _ in model.named_parameters()} - filed:
+    mixtures = tuple(layer.name.removesuffix("experts") for layer in mixture_of(model))
+    names = {name for name, _ in model.named_parameters() if not name.startswith(mixtures)}
+    if renamed := names - filed:
         raise ValueError(
             f"its weights would leave under other names than they have in its files, {min(renamed)} first: replicas "
             f"would not find them. Fix: take a model of another family than {model.config.model_type!r}"
         )
-
-
-def _experts(model: nn.Module) -> Iterator[str]:
-    """Yields the names of the modules that hold a layer's experts."""
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == "experts" or type(module).__name__.endswith("Experts"):
-            yield name

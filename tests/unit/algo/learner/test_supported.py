@@ -42,10 +42,8 @@ WINDOW = {"sliding_window": 8}
 WINDOWED = {"Mistral": WINDOW, "Gemma3Text": {**WINDOW, "head_dim": 8}, "Phi3": WINDOW}
 
 REFUSED = {
-    "Qwen3Moe": ({**EXPERTS, "head_dim": 8}, r"'qwen3_moe' is a mixture of experts \(model\.layers\.0\.mlp\.experts\)"),
-    "Mixtral": (LOCAL_EXPERTS, "'mixtral' is a mixture of experts"),
-    "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, "'qwen3_next' is a mixture of experts"),
-    "GptOss": (LOCAL_EXPERTS, "'gpt_oss' is a mixture of experts"),
+    "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, r"'qwen3_next' gives a trajectory in a row .* nats"),
+    "GptOss": (LOCAL_EXPERTS, r"GptOssAttention needs s_aux.*LearnerConfig\(attention='sdpa'\)"),
     "GPT2": ({}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
     "GPTNeoX": ({}, r"under other names .*, lm_head\.weight first.*'gpt_neox'"),
@@ -242,6 +240,13 @@ def test_packed_attention_refuses_what_it_would_leave_out(name, value):
     packed_attention(None, states, states, states, None, **row, dropout=0.0, **{name: None})
     with pytest.raises(ValueError, match=f"{name}.*'packed'"):
         packed_attention(None, states, states, states, None, **row, **{name: value})
+
+
+def test_packed_attention_on_a_gpu_refuses_values_of_another_width():
+    states = torch.zeros(1, 1, 3, 4, device="meta")
+    row = bounds([3], torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"values of another width.*attention='sdpa'"):
+        packed_attention(None, states, states, states[..., :2], None, **row)
 
 
 @pytest.mark.parametrize(("mask", "window"), [(None, 2), (torch.tensor(2), None), (torch.tensor(2), 3)])
