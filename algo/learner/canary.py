@@ -188,13 +188,15 @@ def _recorded(layers: Sequence[MixtureLayer]) -> Iterator[list[Routed]]:
         for hook in hooks:
             hook.remove()
     taken = _of_rank_0([experts_Lk for _, _, experts_Lk in outputs])
-    margins = _of_rank_0([_margin(logits_LE, experts_Lk) for _, logits_LE, experts_Lk in outputs])
+    margins = _of_rank_0([_margin(*output) for output in outputs])
     for (layer, _, _), experts_Lk, margin_L in zip(outputs, taken, margins, strict=True):
         routes.append(Routed(layer, experts_Lk.long(), margin_L))
 
 
-def _margin(logits_LE: Tensor, experts_Lk: Tensor) -> Tensor:
-    """Returns by how much the least of the logits taken is above the others; negative if something else decided."""
+def _margin(layer: MixtureLayer, logits_LE: Tensor, experts_Lk: Tensor) -> Tensor:
+    """Returns by how much the least of the logits taken is above the others, [L]; -1 if more than logits decides."""
+    if layer.by_sigmoid:
+        return torch.full_like(logits_LE[:, 0], -1.0)
     taken_L = logits_LE.gather(-1, experts_Lk).amin(-1)
     return taken_L - logits_LE.scatter(-1, experts_Lk, float("-inf")).amax(-1)
 
