@@ -75,7 +75,9 @@ class Config:
     )
     seeds: Annotated[tuple[int, ...], "seeds; each makes a run of every arm"] = (0, 1, 2)
     steps: Annotated[int, "steps of each run"] = 40
+    prompts_per_step: Annotated[int, "problems of a step"] = 8
     eval_every: Annotated[int, "steps between evaluations"] = 10
+    eval_problems: Annotated[int | None, "held-out problems of an evaluation; none: all"] = None
     group_size: Annotated[int, "trajectories that RoC keeps of twice as many"] = 8
     max_tokens: Annotated[int, "tokens of a trajectory, prompt included; a failed call needs room for another"] = 1024
     devices: Annotated[tuple[int, ...], "the GPU that learner and replica share; none: the CPU"] = ()
@@ -89,13 +91,15 @@ class Config:
             raise ValueError(f"seeds must be two or more different ones, got {','.join(map(str, self.seeds))!r}")
         for seed in self.seeds:
             require("seeds", seed, at_least(0))
-        require_fields(self, at_least(1), "steps", "eval_every", "max_tokens")
+        require_fields(self, at_least(1), "steps", "prompts_per_step", "eval_every", "max_tokens")
         require("group_size", self.group_size, at_least(2))
 
     @property
     def command(self) -> str:
         """The command that makes these runs, with all that decides their results."""
-        names = ("model", "data", "held_out", "seeds", "steps", "eval_every", "group_size", "max_tokens")
+        names = ["model", "data", "held_out", "seeds", "steps", "prompts_per_step", "eval_every"]
+        names += ["eval_problems"] if self.eval_problems is not None else []
+        names += ["group_size", "max_tokens"]
         words = [f"{name}={as_word(getattr(self, name))}" for name in names]
         lines = [shlex.join(words[:3]), shlex.join(words[3:])]
         return " \\\n    ".join(["python recipes/rstar2/compare.py", *lines])
@@ -118,7 +122,7 @@ class Config:
             "model": str(self.model),
             "data": str(self.data),
             "steps": self.steps,
-            "prompts_per_step": 8,
+            "prompts_per_step": self.prompts_per_step,
             "rollout.max_tokens": self.max_tokens,
             "rollout.max_turns": 4,
             "eval_sets": (str(self.held_out),),
@@ -133,6 +137,8 @@ class Config:
             "learner.micro_batch_tokens": 2048,
             "replicas": 1,
         }
+        if self.eval_problems is not None:
+            options["eval_problems"] = self.eval_problems
         if self.devices:
             options["devices"] = self.devices
         return Arm(title=title, options=options, program=RL, within=STAGE)
@@ -210,8 +216,8 @@ def page(content: dict[str, Any], folder: str) -> str:
 |---|---|---|---|
 {_arms(result)}
 
-Every step has 8 problems. What is equal is the number of rollouts or of trained trajectories; the last table has the
-tokens.
+The arms draw the same problems. What is equal is the number of rollouts or of trained trajectories; the last table has
+the tokens.
 
 ## What came out after {steps} steps
 

@@ -6,7 +6,8 @@
 
 Promises
 - An interrupted campaign is continued by the same command, seed by seed, and nothing is mixed in (arms.py).
-- The page says nothing that is not in results.json. A table is shown with the seeds of which all its runs are there.
+- The page says nothing that is not in results.json. A table is shown with the seeds of which all its runs are there;
+  seeds that results.json has already are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Annotated, Any, Literal
 from engine.atomic_files import write_whole
 from engine.console.options import parse
 from recipes.tiny.arms import Runs, finished, in_a_process, run_as_program
-from recipes.tiny.curves import METRICS, Comparison, as_json, compare, from_json, intervals, markdown, plot
+from recipes.tiny.curves import METRICS, Comparison, as_json, compare, from_json, intervals, joined, markdown, plot
 from recipes.tiny.tables import TABLES, Table
 from sandbox.require import at_least, require
 
@@ -101,15 +102,15 @@ def beside(result: Comparison, expected: Comparison | None) -> str:
 def write(output: Path, measured: Mapping[str, Comparison]) -> None:
     """Writes results.json with these tables beside those that it has, and the pictures and the page of all of them.
 
-    Raises ValueError where a table would lose seeds that results.json has.
+    Seeds that results.json has and these tables have not are kept. Raises ValueError if they were measured otherwise.
     """
     output.mkdir(parents=True, exist_ok=True)
     path = output / "results.json"
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for name in measured.keys() & content.keys():
-        if lost := set(from_json(content[name]).seeds) - set(measured[name].seeds):
-            seeds = ", ".join(map(str, sorted(lost)))
-            raise ValueError(f"output: {path} would lose seeds {seeds} of {name}. Fix: give them in seeds= too")
+    measured = {
+        name: joined(from_json(content[name]), result) if name in content else result
+        for name, result in measured.items()
+    }
     content |= {name: as_json(result) for name, result in measured.items()}
     write_whole(path, [json.dumps(content, indent=1).encode() + b"\n"])
     for name, result in measured.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,41 @@ def compare(
         versions=_versions(runs, names),
         metrics=dict(metrics),
     )
+
+
+def joined(earlier: Comparison, later: Comparison) -> Comparison:
+    """Returns the seeds of both, those of `later` where both have one.
+
+    Raises ValueError unless both have the same arms, evaluations and figures.
+    """
+    if (kept := _measured(earlier)) != (new := _measured(later)):
+        raise ValueError(f"seeds can be joined only where the same was measured, got {kept} and {new}")
+    seeds = sorted({*earlier.seeds, *later.seeds})
+
+    def values(kept_S: Sequence[float], new_S: Sequence[float]) -> list[float]:
+        by_seed = dict(zip(earlier.seeds, kept_S, strict=True)) | dict(zip(later.seeds, new_S, strict=True))
+        return [by_seed[seed] for seed in seeds]
+
+    return replace(
+        later,
+        seeds=tuple(seeds),
+        curves={
+            name: {
+                arm: {step: values(earlier.curves[name][arm][step], new_S) for step, new_S in curve.items()}
+                for arm, curve in by_arm.items()
+            }
+            for name, by_arm in later.curves.items()
+        },
+        figures={
+            title: {arm: values(earlier.figures[title][arm], new_S) for arm, new_S in by_arm.items()}
+            for title, by_arm in later.figures.items()
+        },
+    )
+
+
+def _measured(result: Comparison) -> tuple[list[str], dict[str, list[int]], list[str]]:
+    """Returns the arms, the steps of each metric, and the titles of the figures."""
+    return list(result.titles), {name: _steps(by_arm) for name, by_arm in result.curves.items()}, list(result.figures)
 
 
 def _versions(runs: Runs, names: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from algo.learner.serialize import from_plain
@@ -11,7 +12,7 @@ from engine.console.options import parse
 from engine.programs.main import identity_of
 from recipes.distill import Config
 from recipes.tiny import distilled
-from tests.support.paths import TINY
+from tests.support.paths import ROOT, TINY
 
 TEACHER = f"teacher={TINY}"
 
@@ -108,3 +109,12 @@ def test_a_student_has_the_teacher_of_its_seed_and_the_same_problems(tmp_path):
     teacher, student = config.runs.options("roc", 3), config.runs.options("distill", 3)
     assert student["teacher"] == str(tmp_path / "roc-3" / "checkpoint")
     assert teacher["seed"] == student["seed"] == 3
+
+
+def test_the_table_of_the_page_is_that_of_the_committed_figures():
+    kept = json.loads((ROOT / "recipes" / "gallery" / "distilled.json").read_text())
+    config = distilled.Config(**kept["config"])
+    table = distilled.markdown(config, msgspec.convert(kept["pairs"], list[distilled.Pair]))
+    assert table in (ROOT / "recipes" / "distill.md").read_text()
+    ratio = kept["median"]["roc"]["tokens"] / kept["median"]["distill"]["tokens"]
+    assert f"sampled {ratio:.1f} times as many tokens" in (ROOT / "recipes" / "README.md").read_text()

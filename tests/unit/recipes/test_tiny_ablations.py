@@ -72,10 +72,25 @@ def test_the_page_tells_a_difference_that_all_seeds_agree_on(tmp_path):
     assert (tmp_path / "ablations.md").read_text().count("not measured yet") == len(TABLES) - 2
 
 
-def test_no_seed_that_was_measured_is_dropped(tmp_path):
-    write(tmp_path / "ablations", {"clip": measured("clip", (0, 1, 2))})
-    with pytest.raises(ValueError, match=r"seeds 0, 2 of clip.*seeds="):
-        write(tmp_path / "ablations", {"clip": measured("clip", (1, 3))})
+def test_seeds_that_were_measured_before_are_kept(tmp_path):
+    write(tmp_path / "ablations", {"clip": measured("clip", (0, 2))})
+    later = measured("clip", (1, 2))
+    later.curves["eval/accuracy"][TABLES["clip"].compared[0]][24][1] = 0.25
+    write(tmp_path / "ablations", {"clip": later})
+    result = from_json(json.loads((tmp_path / "ablations" / "results.json").read_text())["clip"])
+    assert result.seeds == (0, 1, 2)
+    assert result.curves["eval/accuracy"][TABLES["clip"].compared[0]][24] == pytest.approx([0.8, 0.85, 0.25])
+    assert result.figures["sampled tokens"][TABLES["clip"].compared[1]] == [1000.0, 1001.0, 1002.0]
+
+
+def test_seeds_that_were_measured_otherwise_are_not_joined(tmp_path):
+    write(tmp_path / "ablations", {"clip": measured("clip", (0, 1))})
+    later = measured("clip", (2,))
+    for by_arm in later.curves.values():
+        for curve in by_arm.values():
+            del curve[16]
+    with pytest.raises(ValueError, match="the same was measured"):
+        write(tmp_path / "ablations", {"clip": later})
 
 
 def test_one_seed_is_shown_beside_the_committed_figure():
