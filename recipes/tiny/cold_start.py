@@ -2,6 +2,7 @@
 
     python recipes/tiny/cold_start.py    # writes runs/tiny_cold_start; minutes on two cores
     python recipes/tiny/cold_start.py output=recipes/tiny threads=1    # how the shipped one was made
+    python recipes/tiny/cold_start.py experts=8    # a mixture of experts of 1.1 M parameters
 
 Phase A teaches the craft: translate a problem into a Python call, copy the result into the answer. Copying emerges
 late and suddenly, so it takes many small steps on demonstrations that use the tool. Phase B is short and teaches bad
