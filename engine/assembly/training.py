@@ -651,7 +651,9 @@ async def _start(
         )
     )
     if learner is not None:
-        await agree_on_first_weights(learner, parts.fleet, config, state, canary=canary, weights_dir=folder)
+        gaps = await agree_on_first_weights(learner, parts.fleet, config, state, canary=canary, weights_dir=folder)
+        if gaps:
+            note(gaps)
         startup.reached("learner")
     # A full collection would walk the million objects of vLLM and torch, and block the loop for 0.3 s.
     gc.freeze()
@@ -696,6 +698,7 @@ def fleet_of(
         replicas=replicas,
         block_size=settings.block_size,
         canary_tolerance=config.canary_bound,
+        canary_one_token=config.canary_one_token,
         paused_share=PAUSED_SHARE if config.max_staleness else 1.0,
         on_update="finish" if config.devices.adapters else "continue",
     )

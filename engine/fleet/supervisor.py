@@ -222,12 +222,12 @@ class Supervisor:
             self._timeline.span("replicas", f"load version {weights.version}", began, loaded, replica.index)
             if not self.canary:
                 return None
-            logprobs = await replica.logprobs(self.canary)
+            logprobs = await replica.logprobs([*self.canary, *weights.further])
             self._timeline.span("replicas", "canary", loaded, self._timeline.now(), replica.index)
         except ReplicaDied as error:
             self.mark_dead(replica, error)
             return None
-        return compare(replica.index, logprobs, weights, self.config.canary_tolerance)
+        return compare(replica.index, logprobs, weights, self.config.canary_tolerance, self.config.canary_one_token)
 
     async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
         """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""

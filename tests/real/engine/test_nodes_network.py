@@ -10,7 +10,7 @@ import shutil
 import socket
 import tempfile
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +56,7 @@ from engine.recording.recording import Recording
 from engine.run.journal import Journal
 from engine.stages.group import GroupConfig, GroupMaker
 from engine.telemetry.timeline import Timeline
-from engine.types import PublishedWeights
+from engine.types import UNCOMPARED, PublishedWeights
 from sandbox import keys
 from sandbox.keys import load_host
 from tests.support.fakes import a_prompt
@@ -119,10 +119,11 @@ class Run:
     def config(self, **fields: object) -> NodeConfig:
         return NodeConfig(**{"lead": self.address, "keys": self.keys, "name": "one", "patience_s": 30.0, **fields})
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, further: Sequence[Sequence[int]] = ()) -> None:
         path = self.folder / f"weights-{version}.safetensors"
         path.write_bytes(os.urandom(2 * CHUNK_BYTES + version))
-        self.lead.publish(PublishedWeights(str(path), version, np.zeros(3, np.float32)))
+        canary = np.float32([-1.0, UNCOMPARED, -2.0])
+        self.lead.publish(PublishedWeights(str(path), version, canary, further))
         path.unlink()  # the learner writes its file again as soon as it likes
 
 
@@ -167,6 +168,17 @@ async def a_node(run: Run, scripted: Setup, *, recorded: bool = False, **fields:
         task = tasks.create_task(node.run())
         yield node
         task.cancel()
+
+
+async def test_a_node_gets_the_sequences_that_the_learner_added_to_the_canary(run: Run) -> None:
+    async with run.door, run.lead, Setup(*TURNS) as scripted:
+        run.publish(1, further=[[4, 5, 6], [7, 8]])
+        async with a_node(run, scripted):
+            await asyncio.wait_for(run.lead.make_group(a_prompt(text="What is 6 * 7?"), 0, 0), 30)
+        weights = scripted.fleet.weights
+    assert weights is not None
+    assert weights.further == [[4, 5, 6], [7, 8]]
+    assert weights.canary.tolist() == [-1.0, UNCOMPARED, -2.0]
 
 
 async def test_a_node_makes_the_group_that_the_lead_asks_for(run: Run) -> None:
