@@ -17,6 +17,7 @@ import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algo.learner import hosts
+from algo.learner.canary import Canary
 from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.learner.measure.expert_load import ExpertLoad
 from algo.learner.measure.step_metrics import reduced, summary
 from algo.learner.measure.tokens import TokenNotes
 from algo.learner.model.attention import PACKED
@@ -40,7 +43,6 @@ from algo.learner.model.reference import Reference
 from algo.learner.model.routing import RowRoutes, check_shape
 from algo.learner.model.scorer import Scorer
 from algo.learner.model.sharding import copies_of, reshard, reshard_between_passes
-from algo.learner.model.unsharded import UnshardedScorer
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.serialize import from_plain
@@ -120,12 +122,12 @@ class Trainer:
         self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
         self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
+        self.expert_load = ExpertLoad(self.scorer.model, config.load_balancing_coef, self.device)
         self.optimizer = adamw(self.trained, config)
         known = peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.peak_flops = config.peak_flops or known
         self.reshard_between_passes = reshard_between_passes(config)
-        self.canary = [ids for ids in canary if len(ids) > 1]
-        self.canary_scorer = UnshardedScorer(self.scorer, config) if UnshardedScorer.fits(config) else self.scorer
+        self.canary = Canary(canary, self.scorer, config)
         self.trained_batches = 0
         self.heap = Heap()
         self.noted: dict[str, NDArray[np.float32]] = {}  # for the rows that the last step was asked about
@@ -237,6 +239,8 @@ class Trainer:
         micros = minibatch.micros
         totals = Totals(minibatch.loss_tokens, minibatch.sequences)
         counts, logprobs = [], []
+        if self.config.load_balancing_coef and (len(micros) > 1 or self.world_size > 1):
+            self._count_experts(micros)
         for index, micro in enumerate(micros):
             last = index == len(micros) - 1
             self.scorer.set_requires_gradient_sync(last or self.reshard_between_passes)
@@ -260,7 +264,7 @@ class Trainer:
         micros = minibatch.micros
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / self.copies
-        result = reduced(counts, square)
+        result = reduced(counts, square) | self.expert_load.metrics()
         mean_weight = _mean_weight(result) if self.normalizes else 1.0
         result["loss"] /= mean_weight
         norm = result["grad_norm"] = result.pop("square") ** 0.5 / mean_weight
@@ -307,7 +311,8 @@ class Trainer:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
         routes = self._routes(micro)
-        logprobs_M, top_MK, entropy_M = self._forward_with_top(micro, routes)
+        with self.expert_load.counted(micro):
+            logprobs_M, top_MK, entropy_M = self._forward_with_top(micro, routes)
         if self._notes is not None:
             logprobs_M.retain_grad()
         if self.proximal and proximal_M is None:
@@ -330,6 +335,8 @@ class Trainer:
             how: Aggregate = getattr(self.loss, "aggregate", "token")
             loss = loss + self.config.reference_kl_coef * aggregated(kl_M, tokens, totals, how)
             added["reference_kl"] = kl_M.detach().sum()
+        if self.config.load_balancing_coef:
+            loss = loss + self.expert_load.loss(micro)
         (loss * self.world_size).backward()  # FSDP averages over ranks, but the loss already counts the tokens of all
         if self._notes is not None:
             self._notes.add(micro, logprobs_M, entropy_M, scale=totals.tokens / self.world_size)
@@ -401,6 +408,16 @@ class Trainer:
         reshard(scorer or self.scorer)
         return logprobs
 
+    @torch.no_grad()
+    def _count_experts(self, micros: Sequence[MicroBatch]) -> None:
+        """Counts the choices of a minibatch before its passes, since the load-balancing loss of each needs them all."""
+        for micro in micros:
+            with self.expert_load.counted(micro):
+                bare = replace(micro, positions_M=micro.positions_M[:0], targets_M=micro.targets_M[:0])
+                self.forward(bare, routes=self._routes(micro))
+        reshard(self.scorer)
+        self.expert_load.fix()
+
     def _reference_logprobs(self, minibatch: MiniBatch) -> list[Tensor] | None:
         """Returns those of this rank's targets under the reference, if there is one."""
         if self.reference is None:
@@ -430,23 +447,8 @@ class Trainer:
         return logprobs_N.numpy()
 
     def score_canary(self) -> NDArray[np.float32]:
-        """Returns log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
-        inputs = [np.asarray(ids[:-1]) for ids in self.canary] or [np.zeros(1, np.int64)]
-        lengths_S = [len(ids) for ids in inputs]
-        token_ids_RL = np.concatenate(inputs)[None]
-        position_ids_RL = np.concatenate([np.arange(length) for length in lengths_S])[None]
-        targets_M = np.asarray([target for ids in self.canary for target in ids[1:]], np.int64)
-        positions_M = np.arange(len(targets_M))
-        with torch.no_grad():
-            logprobs_M, _ = self.canary_scorer(
-                self._to_device(token_ids_RL),
-                self._to_device(position_ids_RL),
-                lengths_S,
-                self._to_device(positions_M),
-                self._to_device(targets_M),
-            )
-        reshard(self.scorer)
-        return logprobs_M.cpu().numpy()
+        """Returns the canary's log-probabilities under the current weights (`algo.learner.canary`)."""
+        return self.canary.score()
 
     def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
         """Writes a Hugging Face checkpoint (`algo.learner.state.export`). Raises OSError or SafetensorError."""

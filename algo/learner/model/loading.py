@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from algo.learner.measure.flops import Cost, cost_of
 from algo.learner.model.attention import activate, register
+from algo.learner.model.experts import freeze_routers
 from algo.learner.model.lora import add_adapters
 from algo.learner.model.recompute import checkpoint_layers
 from algo.learner.model.routing import follow_routes
@@ -62,6 +63,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     if config.lora_rank:
         with torch.device("meta"):
             add_adapters(model, config)
+    freeze_routers(model, config)
     checkpoint_layers(model, config)
     mixtures = follow_routes(model)
     if config.replay_routing and not mixtures:

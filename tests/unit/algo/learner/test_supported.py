@@ -46,7 +46,6 @@ REFUSED = {
     "GptOss": (LOCAL_EXPERTS, r"GptOssAttention needs s_aux.*LearnerConfig\(attention='sdpa'\)"),
     "GPT2": ({}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
-    "GPTNeoX": ({}, r"under other names .*, lm_head\.weight first.*'gpt_neox'"),
 }
 
 
