@@ -8,7 +8,8 @@ safetensors file on a memory file system, and each replica maps it and loads it 
 Invariants
 - An update is complete when `finish_weight_update` returns: afterwards the model reads nothing of what was published.
 - Weights that were overwritten while they were read are not served: the update fails.
-- Tied embeddings: the packed copy of lm_head that the CPU kernels keep is renewed (vLLM leaves it stale).
+- Tied embeddings: the packed copy of lm_head that the CPU kernels keep is renewed (vLLM leaves it stale). So are the
+  packed experts of a mixture.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
         else:
             finalize_layerwise_reload(self.model, self.model_config)
             repack_heads(self.model)
+            if self.device.type == "cpu":
+                repack_experts(self.model)
         _heap.trim()
 
     def shutdown(self) -> None: ...
@@ -140,6 +143,17 @@ def repack_heads(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)
+
+
+def repack_experts(model: nn.Module) -> None:
+    """Packs the experts of a mixture for the CPU's kernels.
+
+    vLLM 0.32 packs those that it reads at its start, but leaves an update's as they are in the file.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if type(method).__name__ == "UnquantizedFusedMoEMethod" and getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
 
 def _yield_cores(niceness: int) -> None:
