@@ -102,8 +102,8 @@ def check_scores(model: PreTrainedModel, attention: str, scorer: Callable[[PreTr
     """Raises ValueError if the learner would give a trajectory other log-probabilities than the model does.
 
     A row of two trajectories of random ids, the first of which goes beyond two windows, is scored as the learner scores
-    it, and compared with the model's own logits of each alone, with transformers' plain attention and experts. A model that is
-    scored wrong is trained wrong, and supervised training has no sampler that would notice.
+    it, and compared with the model's own logits of each alone, with transformers' plain attention and plain loop over
+    experts. A model that is scored wrong is trained wrong, and supervised training has no sampler that would notice.
 
     model: loaded in float32 on the CPU. scorer: makes the learner's `Scorer` of a model.
     """
