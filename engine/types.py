@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -342,6 +342,13 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         _set_read_only(self)
+
+    def without_routes(self) -> Trajectory:
+        """Returns the trajectory without the routes of its parts, which only training needs."""
+        if all(part.routes is None for part in self.parts):
+            return self
+        segments = tuple(replace(segment, routes=None) for segment in self.segments)
+        return replace(self, routes=None, segments=segments)
 
     @property
     def turn_texts(self) -> list[str]:

@@ -79,7 +79,7 @@ class LearnerConfig:
     replay_routing: bool = False
     """Whether the learner sends each token of a mixture of experts to the experts that the sampler chose for it, in
     place of those that it would choose itself (`algo.learner.model.routing`). Where rounding lets the two choose
-    differently, the ratios would be of two models. The replicas have to report their routes
+    differently, the ratios would be of two models. The replicas of the run report their routes then
     (`ReplicaConfig.returns_routes`)."""
     minibatches: int = 2
     """Optimizer steps per batch."""

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from algo.learner import hosts
 from algo.learner.canary import Canary
-from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, mismatch_mean, worst_mismatch
 from algo.learner.measure.expert_load import ExpertLoad
 from algo.learner.measure.step_metrics import reduced, summary
 from algo.learner.measure.tokens import TokenNotes
@@ -79,6 +79,8 @@ def broadcast(frames: list[bytes] | None) -> list[bytes]:
     return msgspec.msgpack.decode(content.numpy(), type=list[bytes])
 
 
+# A mismatch comes from routing if, with the sampler's routes, this share of it or less is left.
+ROUTING_SHARE = 0.5
 ONE_TOKEN = 100.0  # times `mismatch_tolerance`: how far one of millions of sampled tokens may be off
 
 
@@ -297,8 +299,31 @@ class Trainer:
         raise Mismatched(
             f"sampler and learner differ on tokens of version {live} by {mean:.2e} on average (tolerance "
             f"{tolerance:.0e}, mismatch_tolerance) and by up to {worst.difference:.2e} (tolerance "
-            f"{ONE_TOKEN * tolerance:.0e}): {worst}. Fix: if the model's own rounding is so large, raise "
-            "mismatch_tolerance, or use float32 on both sides"
+            f"{ONE_TOKEN * tolerance:.0e}): {worst}. {self._cause(result, micros, live, mean)}"
+        )
+
+    def _cause(self, result: dict[str, float], micros: Sequence[MicroBatch], live: int, mean: float) -> str:
+        """Returns what a mismatch comes from, as far as the sampler's routes tell, and what to do. A collective."""
+        fix = (
+            "Fix: if the model's own rounding is so large, raise mismatch_tolerance, or use float32 on both sides"
+        )
+        if not self.mixtures:
+            return fix
+        if not result["routed"]:
+            return (
+                f"Which experts the sampler chose is not known. {fix}; or let the learner use them, with "
+                "learner.replay_routing=true"
+            )
+        if self.config.replay_routing:
+            return f"The learner used the sampler's experts, so routing is not the cause. {fix}"
+        with_routes = mismatch_mean(micros, self.logprobs(micros, replay=True), live)
+        other = result["routed_otherwise"] / result["routed"]
+        figures = f"The learner sends {other:.1%} of the positions to other experts than the sampler in some layer"
+        if with_routes > ROUTING_SHARE * mean:
+            return f"{figures}; with the sampler's it would differ by {with_routes:.2e}, so that is not the cause. {fix}"
+        return (
+            f"{figures}, and that is the cause: with the sampler's it would differ by {with_routes:.2e} on average. "
+            "Fix: learner.replay_routing=true"
         )
 
     def _backward(
@@ -347,10 +372,12 @@ class Trainer:
             raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")
         return own | counts, logprobs_M.detach()
 
-    def _routes(self, micro: MicroBatch) -> RowRoutes | None:
+    def _routes(self, micro: MicroBatch, *, replay: bool | None = None) -> RowRoutes | None:
+        """Returns the routes of a row. replay: whether routers follow them; None: as configured."""
         if micro.routes_LXE is None:
             return None
-        return RowRoutes(micro.routes_LXE, self.device, replay=self.config.replay_routing)
+        replay = self.config.replay_routing if replay is None else replay
+        return RowRoutes(micro.routes_LXE, self.device, replay=replay)
 
     def _routing(self, micro: MicroBatch, routes: RowRoutes | None) -> dict[str, Tensor]:
         """Returns how many of the row's positions have routes, have none, and would have been routed otherwise."""
@@ -396,14 +423,17 @@ class Trainer:
         return logprobs_MJ[:, 0].contiguous(), logprobs_MJ[:, 1:], entropy_M
 
     @torch.no_grad()
-    def logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
+    def logprobs(
+        self, micros: Sequence[MicroBatch], scorer: Scorer | None = None, *, replay: bool | None = None
+    ) -> list[Tensor]:
         """Returns the log-probabilities of each microbatch's targets, without a gradient.
 
-        scorer: another model than the one in training, which routes its tokens freely.
+        scorer: another model than the one in training, which routes its tokens freely. replay: whether the one in
+        training follows the sampler's routes; None: as configured.
         """
         logprobs = []
         for micro in micros:
-            routes = self._routes(micro) if scorer is None else None
+            routes = self._routes(micro, replay=replay) if scorer is None else None
             logprobs.append(self.forward(micro, scorer, routes=routes)[0])
         reshard(scorer or self.scorer)
         return logprobs

@@ -1,5 +1,7 @@
 """The learner replays the routes of the sampler, and computes what transformers does with the same experts."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,13 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from algo.learner.config import LearnerConfig
-from algo.learner.model.routing import follow_routes
+from algo.learner.measure.divergence import Mismatched
+from algo.learner.model.routing import RowRoutes, follow_routes
+from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from engine.routes import absent
 from engine.types import Batch
+from tests.support.algo_fakes import write_checkpoint
 
 SIZES = {
     "vocab_size": 64,
@@ -180,3 +185,113 @@ def test_scores_and_gradients_are_those_of_transformers_with_the_same_experts(tr
     for name, parameter in subject.scorer.model.named_parameters():
         own = parameter.grad.full_tensor()
         assert torch.allclose(own, gradients[name], rtol=1e-4, atol=2e-5), name
+
+
+def with_logprobs(batch, logprobs_N):
+    return dataclasses.replace(batch, logprobs_N=np.where(batch.sampled_N, logprobs_N, 0.0).astype(np.float32))
+
+
+def weights(subject):
+    return torch.cat([tensor.flatten() for tensor in full_state(subject.scorer).values()])
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "attention", "full"])
+def test_its_own_routes_change_no_bit_of_an_update(trainer, checkpoints, checkpointing):
+    data = a_batch(own_routes(checkpoints("qwen3_moe"), a_batch()))
+    free, replayed = trainer(), trainer(replay_routing=True, activation_checkpointing=checkpointing)
+    expected = free.train(dataclasses.replace(data, routes_NXE=None), 1)
+    metrics = replayed.train(data, 1)
+    if checkpointing == "none":
+        assert metrics["loss"] == expected["loss"]
+        assert torch.equal(weights(replayed), weights(free))
+    assert torch.allclose(weights(replayed), weights(free), rtol=1e-4, atol=1e-6)
+    assert metrics["routing_differs"] == metrics["routing_unknown"] == 0
+    assert metrics["route_bytes"] == 3 * 2
+    assert expected["routing_unknown"] == 1
+    assert "routing_differs" not in expected
+
+
+def test_layers_that_are_computed_again_have_the_same_routes(trainer):
+    data = a_batch(random_routes("qwen3_moe", 3))
+    kept, again = trainer(replay_routing=True), trainer(replay_routing=True, activation_checkpointing="full")
+    other = trainer()
+    for subject in (kept, again, other):
+        subject.train(data, 1)
+    assert torch.allclose(weights(again), weights(kept), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(weights(other), weights(kept), rtol=1e-2, atol=1e-4)
+
+
+def test_a_position_without_a_route_is_routed_freely_and_counted(trainer, checkpoints):
+    routes = own_routes(checkpoints("qwen3_moe"), a_batch())
+    holes = np.arange(len(routes)) % 3 == 0
+    routes[holes] = absent(routes.dtype)
+    data = a_batch(routes)
+    free, subject = trainer(), trainer(replay_routing=True)
+    assert np.array_equal(subject.score(data), free.score(dataclasses.replace(data, routes_NXE=None)))
+    assert 0.3 < subject.train(data, 1)["routing_unknown"] < 0.4
+
+
+def test_a_shared_prompt_ends_where_routes_differ(trainer):
+    routes = random_routes("qwen3_moe", 3)
+    routes[LENGTHS[0] + 66] = routes[LENGTHS[0] + 66][:, ::-1]  # of the second sequence
+    subject = trainer(replay_routing=True)
+    (minibatch,) = subject.plan(a_batch(routes), 1)
+    [micro] = minibatch.micros
+    assert micro.shared == 66
+    alone = trainer(replay_routing=True, share_prefix=False).score(a_batch(routes))
+    assert np.abs(subject.score(a_batch(routes)) - alone).max() < 2e-5
+
+
+def test_routes_of_another_model_are_refused(trainer):
+    routes = random_routes("qwen3_moe", 3)
+    subject = trainer(replay_routing=True)
+    with pytest.raises(ValueError, match=r"2 layers of 2 experts, the learner's model has 3 of 2"):
+        subject.train(a_batch(routes[:, :2]), 1)
+    routes[5, 1, 0] = 8
+    with pytest.raises(ValueError, match="names expert 8, and a layer .* has 8"):
+        subject.train(a_batch(routes), 1)
+
+
+def test_replay_without_a_mixture_is_refused(group, tmp_path):
+    path = write_checkpoint(tmp_path / "dense")
+    with pytest.raises(ValueError, match="replay_routing must be False for 'qwen3'"):
+        Trainer(LearnerConfig(**CONFIG, replay_routing=True), path, [[1, 2]], tmp_path, seed=0)
+
+
+def test_a_router_that_chooses_in_another_way_is_refused(checkpoints):
+    model = AutoModelForCausalLM.from_pretrained(checkpoints("qwen3_moe"), attn_implementation="eager")
+    router = follow_routes(model)[1].router
+    def sorting(hidden):
+        logits = hidden.reshape(-1, 32) @ router.weight.T
+        values, ids = logits.softmax(-1).sort(-1, descending=True)
+        return logits, values[:, :2], ids[:, :2]
+
+    router.forward.__self__._forward = sorting
+    routes = RowRoutes(random_routes("qwen3_moe", 3)[:5], torch.device("cpu"), replay=True)
+    with pytest.raises(ValueError, match="by 0 calls of topk over 8 scores"):
+        model(torch.ones(1, 5, dtype=torch.int64), sampler_routes=routes)
+
+
+@pytest.mark.parametrize("routing", ["the cause", "not the cause", "unknown", "replayed"])
+def test_a_mismatch_says_whether_routing_is_the_cause(trainer, checkpoints, routing):
+    """The sampler chose other experts for some tokens, as rounding in bfloat16 does; or it has other weights."""
+    routes = own_routes(checkpoints("qwen3_moe"), a_batch())
+    routes[::4] = random_routes("qwen3_moe", 3)[::4]
+    for index, start in enumerate(np.cumsum(LENGTHS) - LENGTHS):
+        routes[start : start + SHARED] = routes[:SHARED] if index else routes[start : start + SHARED]
+    sampled = a_batch(routes)
+    sampler = trainer(replay_routing=True)
+    data = with_logprobs(sampled, sampler.score(sampled))
+    if routing in ("not the cause", "replayed"):
+        data = with_logprobs(data, data.logprobs_N + np.float32(3.0))
+    if routing == "unknown":
+        data = dataclasses.replace(data, routes_NXE=None)
+    learner = trainer(mismatch_tolerance=3e-5, replay_routing=routing == "replayed")
+    expected = {
+        "the cause": r"of the positions to other experts .* that is the cause: .* Fix: learner\.replay_routing=true",
+        "not the cause": r"so that is not the cause\. Fix: if the model's own rounding",
+        "unknown": r"Which experts the sampler chose is not known.*learner\.replay_routing=true",
+        "replayed": "used the sampler's experts, so routing is not the cause",
+    }
+    with pytest.raises(Mismatched, match=expected[routing]):
+        learner.train(data, 1)
