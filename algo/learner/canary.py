@@ -1,10 +1,11 @@
 """Scores the canary: fixed sequences whose log-probabilities each replica must give too, after each weight update.
 
 In a mixture of experts a wrong expert shows only in tokens that are sent to it. So the learner, which knows where they
-are sent, adds sequences of random ids until each expert has a token, and names the experts that it cannot reach. Which
-experts tokens are sent to changes as the weights do: when an expert loses its last token, the search begins anew.
+are sent, adds sequences of random ids until each expert has a token, and names the experts that it cannot reach. Where
+tokens are sent changes with the weights: when an expert loses its last token, the search begins anew.
 
 Invariants
+- A run that is resumed has the sequences of the one before, since they are in its checkpoints (`state`).
 - Every rank makes the same passes (each is a collective): what it decides by is rank 0's.
 - A token is compared only if rounding cannot send it, or one before it in its sequence, to another expert. The others
   have UNCOMPARED in place of a log-probability, and count for no expert.
@@ -14,7 +15,7 @@ Shape legend: L tokens of a row, M of them with a target, S sequences, E experts
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
 # apart; replicas and learner differ by 1e-6 to 1e-5 there. In bfloat16 they differ by what many tokens are apart, and
 # the canary's tolerance has room for them.
 TIE = 1e-4
-# The search: sequences that are tried in one pass, their tokens, passes at most, and sequences that are kept at most.
-TRIED, LENGTH, PASSES, KEPT = 64, 16, 4, 64
+# The search: random sequences that are tried in one pass, the ids of each, and passes at most.
+TRIED, LENGTH, PASSES = 64, 16, 4
 
 Expert = tuple[int, int]  # decoder layer, expert
+Reached = list[set[Expert]]  # by each sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,19 @@ class Canary:
         """What computes: the model in training, or its weights without the copy that sharding takes."""
         self._layers = mixture_of(self.scorer.model) if self._fixed else []
         self._exact = config.dtype == config.weights_dtype == "float32"
-        self.further: list[list[int]] = []
-        """The sequences that were added to reach more experts; they follow the fixed ones."""
+        generator = torch.Generator().manual_seed(0)
+        vocabulary = scorer.model.config.vocab_size
+        self._tried = torch.randint(vocabulary, (PASSES * TRIED, LENGTH), generator=generator).tolist()
+        self._added: list[int] = []  # numbers of tried sequences
+        self._out_of_reach: set[Expert] = set()  # what the last search has not found a token for
+        self._experts = {(layer.layer, expert) for layer in self._layers for expert in range(layer.count)}
         self.unreached: set[Expert] = set()
         """The experts that no compared token is sent to, under the weights that were scored last."""
-        self._out_of_reach: set[Expert] = set()  # what the last search has not found a token for
+
+    @property
+    def further(self) -> list[list[int]]:
+        """The sequences that were added to reach more experts; they follow the fixed ones."""
+        return [self._tried[number] for number in self._added]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -83,56 +93,74 @@ class Canary:
         names = [f"expert {expert} of layer {layer}" for layer, expert in sorted(self.unreached)]
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         return (
-            f"the canary reaches all experts but {len(names)} of {sum(layer.count for layer in self._layers)} "
-            f"({shown}): if their weights were wrong on a replica, it would not show in the canary"
+            f"the canary reaches all experts but {len(names)} of {len(self._experts)} ({shown}): if their weights were "
+            "wrong on a replica, it would not show in the canary"
         )
+
+    @property
+    def state(self) -> dict[str, int]:
+        """What a checkpoint keeps: the sequences that were added, and the experts that are out of reach."""
+        added = {f"canary_added_{place}": number for place, number in enumerate(self._added)}
+        return added | {f"canary_missed_{layer}_{expert}": 1 for layer, expert in self._out_of_reach}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Takes over a `state`; other names are ignored."""
+        places = sorted((int(name.rpartition("_")[2]), name) for name in state if name.startswith("canary_added_"))
+        missed = [name.split("_")[2:] for name in state if name.startswith("canary_missed_")]
+        self._added = [state[name] for _, name in places]
+        self._out_of_reach = {(int(layer), int(expert)) for layer, expert in missed}
 
     def score(self) -> NDArray[np.float32]:
         """Returns log p(ids[1:]) of each sequence under the current weights, concatenated, or UNCOMPARED."""
-        logprobs_M = self._pass([*self._fixed, *self.further])
+        logprobs_M = self._score()
         if self.unreached - self._out_of_reach:
             self._search()
-            logprobs_M = self._pass([*self._fixed, *self.further])
+            logprobs_M = self._score()
             self._out_of_reach = set(self.unreached)
         return logprobs_M.cpu().numpy()
 
-    def _pass(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns the log-probabilities, and notes which experts were reached."""
-        logprobs_M, routes = self._forward(sequences)
-        if not self._layers:
-            return logprobs_M
-        sequence_M = _numbers([len(ids) - 1 for ids in sequences])
-        compared_M = self._compared(routes, sequence_M)
-        self.unreached = {
-            (route.layer.layer, expert)
-            for route in routes
-            for expert in set(range(route.layer.count)) - set(route.experts_Lk[compared_M].flatten().tolist())
-        }
-        return torch.where(compared_M.to(logprobs_M.device), logprobs_M, UNCOMPARED)
+    def _score(self) -> Tensor:
+        """Returns the log-probabilities, and notes which experts are reached."""
+        logprobs_M, reached = self._pass([*self._fixed, *self.further])
+        self.unreached = self._experts.difference(*reached)
+        return logprobs_M
 
     def _search(self) -> None:
-        """Chooses further sequences for the experts that the fixed ones do not reach, greedily from random ones."""
-        self.further = []
-        self._pass(self._fixed)
-        missing = set(self.unreached)
-        vocabulary = self._sharded.model.config.vocab_size
-        for attempt in range(PASSES):
-            generator = torch.Generator().manual_seed(attempt)
-            tried = torch.randint(vocabulary, (TRIED, LENGTH), generator=generator).tolist()
-            _, routes = self._forward(tried)
-            sequence_M = _numbers([LENGTH - 1] * TRIED)
-            compared_M = self._compared(routes, sequence_M)
-            reached = [set[Expert]() for _ in tried]
-            for route in routes:
-                experts = route.experts_Lk[compared_M].tolist()
-                for sequence, taken in zip(sequence_M[compared_M].tolist(), experts, strict=True):
-                    reached[sequence].update((route.layer.layer, expert) for expert in taken)
-            while missing and len(self.further) < KEPT:
-                best = max(range(TRIED), key=lambda each: len(reached[each] & missing))
+        """Chooses the sequences to add: those of the tried ones that reach most of what is missing, one by one."""
+        _, reached = self._pass(self._fixed)
+        missing = self._experts.difference(*reached)
+        self._added = []
+        for first in range(0, len(self._tried), TRIED):
+            _, reached = self._pass(self._tried[first : first + TRIED])
+            while missing:
+                best = max(range(TRIED), key=lambda number: len(reached[number] & missing))
                 if not reached[best] & missing:
                     break
-                self.further.append(tried[best])
+                self._added.append(first + best)
                 missing -= reached[best]
+            if not missing:
+                break
+
+    def _pass(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Reached]:
+        """Returns the log-probabilities, and the experts that each sequence reaches with tokens that are compared."""
+        logprobs_M, routes = self._forward(sequences)
+        reached: Reached = [set() for _ in sequences]
+        if not self._layers:
+            return logprobs_M, reached
+        lengths_S = torch.tensor([len(ids) - 1 for ids in sequences])
+        sequence_M = torch.repeat_interleave(torch.arange(len(sequences)), lengths_S)
+        compared_M = self._compared(routes, sequence_M)
+        for route in routes:
+            pairs = torch.stack(
+                [
+                    sequence_M[compared_M].repeat_interleave(route.layer.per_token),
+                    route.experts_Lk[compared_M].flatten(),
+                ],
+                1,
+            )
+            for sequence, expert in pairs.unique(dim=0).tolist():
+                reached[sequence].add((route.layer.layer, expert))
+        return torch.where(compared_M.to(logprobs_M.device), logprobs_M, UNCOMPARED), reached
 
     def _forward(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, list[Routed]]:
         inputs = [np.asarray(ids[:-1]) for ids in sequences] or [np.zeros(1, np.int64)]
@@ -162,11 +190,6 @@ class Canary:
         first_S[1:] = sequence_M[1:] != sequence_M[:-1]
         at_begin_S = (before_M - close_M.long())[first_S]
         return before_M == at_begin_S[sequence_M]
-
-
-def _numbers(lengths: Sequence[int]) -> Tensor:
-    """Returns the number of the sequence that each token of a row belongs to."""
-    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
 
 
 @contextmanager

@@ -486,12 +486,14 @@ class Trainer:
 
     def checkpoint(self, path: Path, version: int) -> None:
         """Writes all that resuming takes to path, in a thread (`algo.learner.state.checkpoint`)."""
-        self.checkpoints.write(path, {"version": version, "trained_batches": self.trained_batches})
+        counters = {"version": version, "trained_batches": self.trained_batches}
+        self.checkpoints.write(path, counters | self.canary.state)
 
     def restore(self, path: Path) -> int:
         """Restores a checkpoint and returns the version of its weights. Raises CheckpointFailed."""
         counters = self.checkpoints.read(path)
         self.trained_batches = counters["trained_batches"]
+        self.canary.restore(counters)
         return counters["version"]
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
