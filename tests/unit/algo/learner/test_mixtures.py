@@ -1,5 +1,7 @@
 """Mixtures of experts on one rank against transformers' own passes, and what is refused. Two ranks: tests/real."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from algo.learner.model.experts import mixture_of
 from algo.learner.model.unsharded import UnshardedScorer
-from algo.learner.pack import plan
+from algo.learner.pack import EMPTY, plan
 from tests.support import algo_mixtures as mixtures
 from tests.support.algo_fakes import batch, write_checkpoint
 from tests.support.algo_gradients import build
@@ -83,6 +85,14 @@ def test_the_load_of_the_experts_is_measured(tmp_path):
     assert metrics["experts_unused"] == 7 * 2  # of 8 experts in two of three layers
     dense = build(write_checkpoint(tmp_path / "dense"), tmp_path).train(batch(9))
     assert not {"load_balancing", "expert_share_max", "experts_unused"} & dense.keys()
+
+
+def test_filler_does_not_count(tmp_path, source):
+    [minibatch] = plan(batch(5), minibatches=1, micro_batch_tokens=60, ranks=1, seed=0)
+    filled = dataclasses.replace(minibatch, micros=(EMPTY, *minibatch.micros, EMPTY))
+    found = [build(source, tmp_path, load_balancing_coef=0.5).update(each) for each in (minibatch, filled)]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[0]["load_balancing"] > 0
 
 
 @pytest.mark.parametrize("coef", [0.0, 0.5])
