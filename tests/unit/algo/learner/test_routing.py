@@ -64,8 +64,8 @@ def group(tmp_path_factory):
 def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixtures")
 
-    def make(family):
-        path = folder / family
+    def make(family, *, undecided=False):
+        path = folder / f"{family}-{undecided}"
         if not path.exists():
             torch.manual_seed(3)
             config = AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
@@ -75,6 +75,8 @@ def checkpoints(tmp_path_factory):
                     weight.normal_(0, 0.2) if weight.dim() > 1 else weight.add_(torch.randn_like(weight) * 0.05)
                     if name.endswith("embed_tokens.weight"):
                         weight.mul_(5)
+                    if undecided and name.endswith("gate.weight"):
+                        weight.mul_(0.01)
             model.save_pretrained(path)
         return path
 
@@ -84,7 +86,8 @@ def checkpoints(tmp_path_factory):
 @pytest.fixture
 def trainer(group, checkpoints, tmp_path):
     def make(family="qwen3_moe", **fields):
-        return Trainer(LearnerConfig(**CONFIG | fields), checkpoints(family), [[1, 2, 3]], tmp_path, seed=5)
+        path = checkpoints(family) if isinstance(family, str) else family
+        return Trainer(LearnerConfig(**CONFIG | fields), path, [[1, 2, 3]], tmp_path, seed=5)
 
     return make
 
@@ -295,3 +298,26 @@ def test_a_mismatch_says_whether_routing_is_the_cause(trainer, checkpoints, rout
     }
     with pytest.raises(Mismatched, match=expected[routing]):
         learner.train(data, 1)
+
+
+def test_a_mismatch_with_a_sampler_in_bfloat16_comes_from_routing(trainer, checkpoints):
+    """Routers that are nearly undecided, as those of a large model are for many tokens."""
+    path = checkpoints("qwen3_moe", undecided=True)
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.bfloat16)
+    data = a_batch()
+    routes, logprobs = [], []
+    chosen = [[] for _ in range(3)]
+    for into, layer in zip(chosen, model.model.layers, strict=True):
+        layer.mlp.gate.register_forward_hook(lambda _m, _i, output, into=into: into.append(output[2]))
+    with torch.no_grad():
+        for ids_T in torch.from_numpy(data.token_ids_N.astype(np.int64)).split(LENGTHS):
+            logits = model(ids_T[None]).logits[0].float().log_softmax(-1)
+            logprobs.append(torch.cat([torch.zeros(1), logits[:-1].gather(-1, ids_T[1:, None])[:, 0]]))
+    routes = np.stack([torch.cat(each).numpy() for each in chosen], 1).astype(np.uint8)
+    data = with_logprobs(dataclasses.replace(data, routes_NXE=routes), torch.cat(logprobs).numpy())
+    with pytest.raises(Mismatched, match=r"that is the cause: .* Fix: learner\.replay_routing=true"):
+        trainer(path, mismatch_tolerance=3e-5).train(data, 1)
+    replayed = trainer(path, replay_routing=True).train(data, 1)
+    free = trainer(path).train(data, 1)
+    assert min(replayed["routing_differs"], free["routing_differs"]) > 0.02
+    assert replayed["mismatch_fresh_mean"] < free["mismatch_fresh_mean"] / 2
