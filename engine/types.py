@@ -440,8 +440,8 @@ class Batch:
 
     token_advantages_N is added to the advantage of the token's sequence; None: nothing is. teacher_ids_NK and
     teacher_logprobs_NK are a teacher's likeliest tokens at each position, for a loss that compares distributions.
-    Numbers at tokens that were not sampled are not used. routes_NXE: the experts that the sampler chose at each token as
-    an input, uint8 or uint16; the dtype's largest value where they are unknown. None: all are unknown.
+    Numbers at tokens that were not sampled are not used. routes_NXE: the experts that the sampler chose for each token
+    as an input, uint8 or uint16; the dtype's largest value where they are unknown. None: all are unknown.
     """
 
     step: int

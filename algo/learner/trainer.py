@@ -304,9 +304,7 @@ class Trainer:
 
     def _cause(self, result: dict[str, float], micros: Sequence[MicroBatch], live: int, mean: float) -> str:
         """Returns what a mismatch comes from, as far as the sampler's routes tell, and what to do. A collective."""
-        fix = (
-            "Fix: if the model's own rounding is so large, raise mismatch_tolerance, or use float32 on both sides"
-        )
+        fix = "Fix: if the model's own rounding is so large, raise mismatch_tolerance, or use float32 on both sides"
         if not self.mixtures:
             return fix
         if not result["routed"]:
@@ -320,7 +318,9 @@ class Trainer:
         other = result["routed_otherwise"] / result["routed"]
         figures = f"The learner sends {other:.1%} of the positions to other experts than the sampler in some layer"
         if with_routes > ROUTING_SHARE * mean:
-            return f"{figures}; with the sampler's it would differ by {with_routes:.2e}, so that is not the cause. {fix}"
+            return (
+                f"{figures}; with the sampler's it would differ by {with_routes:.2e}, so that is not the cause. {fix}"
+            )
         return (
             f"{figures}, and that is the cause: with the sampler's it would differ by {with_routes:.2e} on average. "
             "Fix: learner.replay_routing=true"

@@ -21,8 +21,8 @@ from engine.ports import Reward, ToolReply
 from engine.recording.rollouts import Rollout
 from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
-from engine.telemetry.timeline import Timeline
 from engine.routes import Routes
+from engine.telemetry.timeline import Timeline
 from engine.types import Floats, Prompt, StopReason, TokenScores, ToolUse, Trajectory, Turn
 from sandbox.wire import Limits, ToolResult
 

@@ -251,7 +251,7 @@ def test_routes_of_another_model_are_refused(trainer):
     with pytest.raises(ValueError, match=r"2 layers of 2 experts, the learner's model has 3 of 2"):
         subject.train(a_batch(routes[:, :2]), 1)
     routes[5, 1, 0] = 8
-    with pytest.raises(ValueError, match="names expert 8, and a layer .* has 8"):
+    with pytest.raises(ValueError, match=r"names expert 8, and a layer .* has 8"):
         subject.train(a_batch(routes), 1)
 
 
@@ -264,6 +264,7 @@ def test_replay_without_a_mixture_is_refused(group, tmp_path):
 def test_a_router_that_chooses_in_another_way_is_refused(checkpoints):
     model = AutoModelForCausalLM.from_pretrained(checkpoints("qwen3_moe"), attn_implementation="eager")
     router = follow_routes(model)[1].router
+
     def sorting(hidden):
         logits = hidden.reshape(-1, 32) @ router.weight.T
         values, ids = logits.softmax(-1).sort(-1, descending=True)

@@ -99,12 +99,12 @@ async def test_a_turn_that_moves_keeps_the_routes_of_the_replica_that_sampled_it
 
 async def test_a_run_that_was_killed_goes_on_with_the_routes_that_it_had(tmp_path):
     gate = Gate()
-    async with Setup(*TURNS[:2], ["<answer>", gate, f"42</answer>{END}"], prepare=reporting) as node:
-        async with asyncio.TaskGroup() as group:
-            log = Journal(tmp_path).log(0, 0, 0)
-            running = group.create_task(node.rollouts.run(a_prompt(), 0, 0, log=log))
-            await gate.started.wait()
-            running.cancel()
+    node = Setup(*TURNS[:2], ["<answer>", gate, f"42</answer>{END}"], prepare=reporting)
+    async with node, asyncio.TaskGroup() as group:
+        log = Journal(tmp_path).log(0, 0, 0)
+        running = group.create_task(node.rollouts.run(a_prompt(), 0, 0, log=log))
+        await gate.started.wait()
+        running.cancel()
 
     def another(replica):
         replica.returns_routes, replica.index = True, 5
