@@ -41,7 +41,9 @@ def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
         if why := _refusal(model, target):
             raise ValueError(f"LearnerConfig.lora_targets must not hold {target!r}, {why}, got {config.lora_targets}")
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=list(config.lora_targets))
-    inject_adapter_in_model(lora, model, ADAPTER)
+    # Inside another module peft does not see which family this is; else it would take names such as gate_proj for the
+    # fused experts of some, in place of the layers of shared experts.
+    inject_adapter_in_model(lora, nn.ModuleDict({"model": model}), ADAPTER)
 
 
 def _refusal(model: PreTrainedModel, target: str) -> str:

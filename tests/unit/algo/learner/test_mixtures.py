@@ -87,6 +87,22 @@ def test_the_load_of_the_experts_is_measured(tmp_path):
     assert not {"load_balancing", "expert_share_max", "experts_unused"} & dense.keys()
 
 
+def test_routers_that_score_by_a_sigmoid_count_with_their_scores_divided_by_the_sum(tmp_path):
+    checkpoint, whole = mixtures.write(tmp_path, "Glm4Moe"), batch(9)
+    found = build(checkpoint, tmp_path, minibatches=1).train(whole)["load_balancing"]
+    model, outputs, ends = mixtures.plain(checkpoint), [], np.cumsum(whole.lengths_B)
+    for layer in mixture_of(model):
+        layer.router.register_forward_hook(lambda _router, _inputs, output: outputs.append(output))
+    with torch.no_grad():
+        for end, length in zip(ends, whole.lengths_B, strict=True):
+            inputs = np.flatnonzero(whole.sampled_N[end - length : end])[-1]
+            model(torch.from_numpy(whole.token_ids_N[end - length : end - length + inputs]).long()[None])
+    scores = torch.cat([logits.sigmoid() for logits, _, _ in outputs])
+    chosen = torch.nn.functional.one_hot(torch.cat([experts for _, _, experts in outputs]), 8).sum(1).float()
+    expected = 8 * (chosen.mean(0) * (scores / scores.sum(1, keepdim=True)).mean(0)).sum()
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
 def test_filler_does_not_count(tmp_path, source):
     [minibatch] = plan(batch(5), minibatches=1, micro_batch_tokens=60, ranks=1, seed=0)
     filled = dataclasses.replace(minibatch, micros=(EMPTY, *minibatch.micros, EMPTY))
@@ -139,16 +155,28 @@ def test_bfloat16_passes_train_float32_weights(tmp_path, source):
     assert found[0][-1] < found[0][0]
 
 
-def test_adapters_of_attention_are_trained_and_nothing_else(tmp_path, source):
-    subject = build(source, tmp_path, lora_rank=4, lora_targets=ATTENTION)
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+DENSE = ("gate_proj", "up_proj", "down_proj")
+ADAPTED = {  # layers that get adapters, by family, and how many adapters that are
+    "Qwen3Moe": (ATTENTION, 3 * 4),
+    "Mixtral": (ATTENTION, 3 * 4),
+    "Qwen2Moe": ((*ATTENTION, *DENSE), 3 * 7),
+    "Glm4Moe": ((*ATTENTION, *DENSE), 3 * 7),
+    "DeepseekV3": ((*LATENT, *DENSE), 3 * 8),
+}
+
+
+@pytest.mark.parametrize("family", ADAPTED)
+def test_adapters_are_trained_and_nothing_else(tmp_path, family):
+    targets, adapters = ADAPTED[family]
+    subject = build(mixtures.write(tmp_path, family), tmp_path, lora_rank=4, lora_targets=targets)
     before = {name: mixtures.whole_of(weight) for name, weight in subject.scorer.named_parameters()}
     assert np.isfinite(subject.train(batch(9))["loss"])
-    changed = {
-        name
-        for name, weight in subject.scorer.named_parameters()
-        if not torch.equal(mixtures.whole_of(weight), before[name])
-    }
+    after = dict(subject.scorer.named_parameters())
+    changed = {name for name in before if not torch.equal(mixtures.whole_of(after[name]), before[name])}
     assert changed == {name for name in before if ".lora_" in name}
+    assert len(changed) == 2 * adapters
+    assert not any(".experts." in name for name in changed)
 
 
 @pytest.mark.parametrize("target", ["gate_proj", "experts", "gate_up_proj", "gate"])
