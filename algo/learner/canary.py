@@ -64,14 +64,14 @@ class Canary:
         self._sharded = scorer
         self.scorer = UnshardedScorer(scorer, config) if UnshardedScorer.fits(config) else scorer
         """What computes: the model in training, or its weights without the copy that sharding takes."""
-        self._layers = mixture_of(self.scorer.model) if self._fixed else []
         self._exact = config.dtype == config.weights_dtype == "float32"
         generator = torch.Generator().manual_seed(0)
         vocabulary = scorer.model.config.vocab_size
         self._tried = torch.randint(vocabulary, (PASSES * TRIED, LENGTH), generator=generator).tolist()
         self._added: list[int] = []  # numbers of tried sequences
         self._out_of_reach: set[Expert] = set()  # what the last search has not found a token for
-        self._experts = {(layer.layer, expert) for layer in self._layers for expert in range(layer.count)}
+        layers = mixture_of(scorer.model) if self._fixed else []
+        self._experts = {(layer.layer, expert) for layer in layers for expert in range(layer.count)}
         self.unreached: set[Expert] = set()
         """The experts that no compared token is sent to, under the weights that were scored last."""
 
@@ -83,7 +83,7 @@ class Canary:
     @property
     def metrics(self) -> dict[str, float]:
         """How many experts of a mixture the canary does not cover; empty for a dense model."""
-        return {"canary_unreached": float(len(self.unreached))} if self._layers else {}
+        return {"canary_unreached": float(len(self.unreached))} if self._experts else {}
 
     @property
     def gaps(self) -> str:
@@ -145,7 +145,7 @@ class Canary:
         """Returns the log-probabilities, and the experts that each sequence reaches with tokens that are compared."""
         logprobs_M, routes = self._forward(sequences)
         reached: Reached = [set() for _ in sequences]
-        if not self._layers:
+        if not routes:
             return logprobs_M, reached
         lengths_S = torch.tensor([len(ids) - 1 for ids in sequences])
         sequence_M = torch.repeat_interleave(torch.arange(len(sequences)), lengths_S)
@@ -174,7 +174,7 @@ class Canary:
             torch.arange(len(targets_M), device=device),
             torch.from_numpy(targets_M).to(device),
         )
-        with torch.no_grad(), _recorded(self._layers) as routes:
+        with torch.no_grad(), _recorded(self.scorer.model if self._experts else None) as routes:
             logprobs_M, _ = self.scorer(*row)
         reshard(self._sharded)
         return logprobs_M, routes
@@ -193,8 +193,9 @@ class Canary:
 
 
 @contextmanager
-def _recorded(layers: Sequence[MixtureLayer]) -> Iterator[list[Routed]]:
-    """Records inside where the routers send the tokens, as rank 0 has it; complete afterwards, in host memory."""
+def _recorded(model: nn.Module | None) -> Iterator[list[Routed]]:
+    """Records inside where a model's routers send the tokens, as rank 0 has it; complete afterwards, in host memory."""
+    layers = mixture_of(model) if model is not None else []
     outputs: list[tuple[MixtureLayer, Tensor, Tensor]] = []
     routes: list[Routed] = []
 

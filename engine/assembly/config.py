@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from engine.assembly import wiring
 from engine.assembly.devices import DevicePlan
-from engine.fleet.canary import tolerance_of
+from engine.fleet.canary import one_token_of, tolerance_of
 from engine.pipeline.leases import Leases
 from engine.recording.policy import RecordConfig
 from engine.replica.config import ReplicaConfig
@@ -67,7 +67,8 @@ class TrainingConfig:
     in `ReplicaConfig`."""
     canary_tolerance: float | Literal["auto"] | None = "auto"
     """The largest mean difference between a replica's log-probabilities of the canary and the learner's; a single token
-    may differ ten times as much. "auto": by dtype and number of layers (`engine.fleet.canary`). None: no limit."""
+    may differ ten times as much, or for a mixture of experts in bfloat16 by any number. "auto": by dtype and number of
+    layers (`engine.fleet.canary`). None: no limit."""
     full_reward: float = 1.0
     """Reward of a trajectory that solved its prompt. If all trajectories have it, nothing is left to learn."""
     title: str = ""
@@ -148,9 +149,19 @@ class TrainingConfig:
         """Returns the canary's tolerance; None: no limit. One side in bfloat16 is enough to expect its rounding."""
         if self.canary_tolerance != "auto":
             return self.canary_tolerance
+        return tolerance_of(self.checkpoint, self._rounding)
+
+    @property
+    def canary_one_token(self) -> float:
+        """Returns how many times that tolerance a single token may differ."""
+        return one_token_of(self.checkpoint, self._rounding)
+
+    @property
+    def _rounding(self) -> str:
+        """The coarsest dtype of replicas and learner."""
         sides = (self.replicas_config, self.learner)
         dtypes = [getattr(side, name, "float32") for side in sides for name in ("dtype", "weights_dtype")]
-        return tolerance_of(self.checkpoint, "bfloat16" if "bfloat16" in dtypes else "float32")
+        return "bfloat16" if "bfloat16" in dtypes else "float32"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

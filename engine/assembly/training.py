@@ -698,6 +698,7 @@ def fleet_of(
         replicas=replicas,
         block_size=settings.block_size,
         canary_tolerance=config.canary_bound,
+        canary_one_token=config.canary_one_token,
         paused_share=PAUSED_SHARE if config.max_staleness else 1.0,
         on_update="finish" if config.devices.adapters else "continue",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.fleet.canary import tolerance
+from engine.fleet.canary import ONE_TOKEN, tolerance
 from sandbox.require import at_least, none_or, one_of, positive, require, require_fields, within
 
 PAUSED_SHARE = 0.25  # runs use it if replicas may sample under older weights while others pause
@@ -25,6 +25,8 @@ class FleetConfig:
     canary_tolerance: float | None = tolerance("float32", layers=8)
     """How far a replica's log-probabilities may be from the learner's on average (`engine.fleet.canary.tolerance_of`).
     None: not judged."""
+    canary_one_token: float = ONE_TOKEN
+    """How many times as far a single token may be (`engine.fleet.canary.one_token_of`)."""
     watch_s: float = 5.0
     """Seconds between two checks of a replica's health."""
     restarts: int = 3
@@ -48,7 +50,7 @@ class FleetConfig:
     def __post_init__(self) -> None:
         require("replicas", self.replicas, at_least(1))
         require("restarts", self.restarts, at_least(0))
-        require_fields(self, positive, "block_size", "watch_s", "stop_deadline_s", "drain_s")
+        require_fields(self, positive, "block_size", "watch_s", "stop_deadline_s", "drain_s", "canary_one_token")
         require("canary_tolerance", self.canary_tolerance, none_or(positive))
         require("paused_share", self.paused_share, within("(0, 1]"))
         if self.paused_share < 1 and self.on_update == "restart":

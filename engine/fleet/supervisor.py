@@ -227,7 +227,7 @@ class Supervisor:
         except ReplicaDied as error:
             self.mark_dead(replica, error)
             return None
-        return compare(replica.index, logprobs, weights, self.config.canary_tolerance)
+        return compare(replica.index, logprobs, weights, self.config.canary_tolerance, self.config.canary_one_token)
 
     async def _supervise(self, index: int, up: asyncio.Future[None]) -> None:
         """Keeps replica `index` alive: starts it, admits it, waits for its death, starts another."""

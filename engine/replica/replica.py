@@ -169,6 +169,11 @@ class Replica:
         ).create_engine_config()
         if not self.config.devices:
             _check_heads(settings.model_config)
+            if self.config.lora_rank and settings.model_config.get_num_experts():
+                raise ValueError(
+                    "vLLM serves no adapters of a mixture of experts on the CPU, where its experts would need Triton. "
+                    "Fix: send merged weights (adapters=false), or GPUs"
+                )
         scheduler = settings.scheduler_config  # vLLM has chosen one of its own; this one takes its place
         kind = "BundlingAsyncScheduler" if scheduler.async_scheduling else "BundlingScheduler"
         scheduler.scheduler_cls = f"engine.replica.scheduler.{kind}"

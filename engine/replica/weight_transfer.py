@@ -152,8 +152,9 @@ def repack_experts(model: nn.Module) -> None:
     """
     for module in model.modules():
         method = getattr(module, "quant_method", None)
-        if type(method).__name__ == "UnquantizedFusedMoEMethod" and getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel.fused_experts.process_weights_after_loading(module)
+        kernel = getattr(method, "moe_kernel", None)
+        if kernel is not None and type(method).__name__ == "UnquantizedFusedMoEMethod":
+            kernel.fused_experts.process_weights_after_loading(module)
 
 
 def _yield_cores(niceness: int) -> None:

@@ -94,6 +94,27 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     check_record(folder)
 
 
+@pytest.mark.timeout(400)
+def test_a_killed_run_of_a_mixture_of_experts_ends_as_if_nothing_had_happened(
+    started: list[Run], tmp_path: Path
+) -> None:
+    fields = [*FIELDS, "model=recipes/tiny/agent_moe"]
+    undisturbed = Run(command(tmp_path / "undisturbed", *fields))
+    started.append(undisturbed)
+    assert undisturbed.end() == 0, undisturbed.text()
+    killed = Run(command(tmp_path / "killed", *fields))
+    started.append(killed)
+    killed.until("step   3")
+    kill(killed, "node")
+    assert killed.end() == -9
+    last = Run(command(tmp_path / "killed", *fields))
+    started.append(last)
+    assert last.end() == 0, last.text()
+    rows = numbers(tmp_path / "killed" / "quickstart")
+    assert all("learner/canary_unreached" in row for row in rows[1:])
+    assert rows == numbers(tmp_path / "undisturbed" / "quickstart")
+
+
 def check_record(folder: Path) -> None:
     run = RecordedRun(folder)
     assert run.steps == [1, 2, 3, 4]

@@ -55,7 +55,11 @@ MIXTURES: dict[str, tuple[str, dict[str, Any], str]] = {  # class of the config,
         {**ROUTED, "num_experts": 6, "shared_expert_intermediate_size": 20, "decoder_sparse_step": 1},
         "layers.0.mlp.shared_expert.gate_proj.weight",
     ),
-    "OLMoE": ("Olmoe", {"num_experts": 3, "num_experts_per_tok": 2, "hidden_size": 32}, "layers.0.mlp.experts.1.down_proj.weight"),
+    "OLMoE": (
+        "Olmoe",
+        {"num_experts": 3, "num_experts_per_tok": 2, "hidden_size": 32},
+        "layers.0.mlp.experts.1.down_proj.weight",
+    ),
 }
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from engine.fleet.canary import CanaryFailed, compare, tolerance, tolerance_of
+from engine.fleet.canary import ONE_TOKEN, CanaryFailed, compare, one_token_of, tolerance, tolerance_of
 from engine.types import PublishedWeights
 
 # (dtype, layers, mean, largest) between vLLM and the learner where nothing was wrong: the quick start's agent,
@@ -61,6 +61,21 @@ def test_what_is_not_a_number_never_passes():
     for allowed in (1.0, None):
         with pytest.raises(CanaryFailed):
             compare(1, found, weights, allowed)
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_a_token_of_a_mixture_in_bfloat16_may_be_far_off_but_not_the_mean(tmp_path, name):
+    """Rounding sends it to another expert: measured were 1.9 for a token where the mean was 0.037."""
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 3, name: 8}))
+    assert one_token_of(tmp_path, "float32") == ONE_TOKEN
+    weights, one_token = PublishedWeights("/w", 7, LEARNER), one_token_of(tmp_path, "bfloat16")
+    bound = tolerance("bfloat16", layers=3)
+    assert compare(1, replica_of(0.037, 1.9), weights, bound, one_token).max_abs == pytest.approx(1.9, rel=0.01)
+    for mean, largest in ((0.08, 0.2), (np.nan, np.nan)):
+        with pytest.raises(CanaryFailed):
+            compare(1, replica_of(mean, largest), weights, bound, one_token)
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 3}))
+    assert one_token_of(tmp_path, "bfloat16") == ONE_TOKEN
 
 
 def test_without_a_tolerance_it_is_measured_and_not_judged():
