@@ -53,6 +53,7 @@ def test_what_was_read_before_a_preemption_stays_and_the_rest_follows():
     step(kept, 1, [0], range(4))
     reader.read("a", [0], 3)
     step(kept, 5, [4, 2], range(6))  # computed again elsewhere, with other weights
+    reader.read("a", [4], 1)  # less than before is computed again so far
     reader.read("a", [4, 2], 5)
     assert reader.release("a")[:, 0].tolist() == [[1, 2], [5, 3], [5, 4]]
     reader.forget("a")
