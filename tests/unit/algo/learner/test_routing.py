@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from algo.learner.config import LearnerConfig
 from algo.learner.measure.divergence import Mismatched
 from algo.learner.model.routing import RowRoutes, follow_routes
+from algo.learner.pack import EMPTY
 from algo.learner.state.publish import full_state
 from algo.learner.trainer import Trainer
 from engine.routes import absent
@@ -322,3 +323,18 @@ def test_a_mismatch_with_a_sampler_in_bfloat16_comes_from_routing(trainer, check
     free = trainer(path).train(data, 1)
     assert min(replayed["routing_differs"], free["routing_differs"]) > 0.02
     assert replayed["mismatch_fresh_mean"] < free["mismatch_fresh_mean"] / 2
+
+
+def test_a_model_whose_layers_do_not_get_the_routes_is_refused():
+    routes = RowRoutes(random_routes("qwen3_moe", 3)[:5], torch.device("cpu"), replay=True)
+    routes.note(1, routes.ids_LE(1))
+    with pytest.raises(ValueError, match="2 of 3 layers did not get the sampler's routes"):
+        routes.differing_L()
+
+
+def test_a_rank_with_filler_in_place_of_a_row_counts_the_same_names(trainer):
+    subject = trainer(replay_routing=True)
+    (minibatch,) = subject.plan(a_batch(random_routes("qwen3_moe", 3)), 1)
+    counts, _ = subject.passes(dataclasses.replace(minibatch, micros=(*minibatch.micros, EMPTY)))
+    assert counts[0].keys() == counts[1].keys()
+    assert [int(each["routed"] + each["unrouted"]) for each in counts] == [minibatch.micros[0].tokens, 0]
