@@ -6,19 +6,22 @@ Invariants
 - Nothing here refers to an engine: any replica can continue a trajectory from its ids.
 
 Shape legend: T tokens of a trajectory, G trajectories of a group, B trajectories of a batch, N = sum of T over a batch,
-K tokens that a teacher thinks likeliest at a position.
+K tokens that a teacher thinks likeliest at a position, X layers that are mixtures of experts, E experts that a token is
+sent to in each.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.routes import Routes, absent
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -281,8 +284,8 @@ class Segment:
     """A token sequence of a rollout beside its main one, and the turns that were sampled in it.
 
     A user's agent that edits, compacts or branches its history leaves several. Each is what the model saw. A token is
-    marked as sampled in one of them only; in a branch, the tokens that it took over count as given. teacher: as in
-    `Trajectory`.
+    marked as sampled in one of them only; in a branch, the tokens that it took over count as given. teacher, routes: as
+    in `Trajectory`.
     """
 
     token_ids_T: Ids
@@ -291,6 +294,7 @@ class Segment:
     versions_T: Ids
     turns: tuple[Turn, ...] = ()
     teacher: TokenScores | None = None
+    routes: Routes | None = None
 
     def __post_init__(self) -> None:
         _set_read_only(self)
@@ -308,7 +312,8 @@ class Trajectory:
     others that are only reported; None: it could not be computed. end_of_turn: the text of the token that ends a turn
     in the chat template; "" if it is not known. states: by the name of a world (`engine.ports.World`), its state when
     the trajectory ended; the journal keeps it for the reward, the record does not. teacher: what a teacher gives the
-    tokens of its turns, if there is one.
+    tokens of its turns, if there is one. routes: the experts that the sampler chose at its positions, if the replicas
+    report them (`ReplicaConfig.returns_routes`); the record does not have them.
     """
 
     prompt: Prompt
@@ -333,9 +338,17 @@ class Trajectory:
     end_of_turn: str = ""
     states: Mapping[str, bytes] = field(default_factory=dict)
     teacher: TokenScores | None = None
+    routes: Routes | None = None
 
     def __post_init__(self) -> None:
         _set_read_only(self)
+
+    def without_routes(self) -> Trajectory:
+        """Returns the trajectory without the routes of its parts, which only training needs."""
+        if all(part.routes is None for part in self.parts):
+            return self
+        segments = tuple(replace(segment, routes=None) for segment in self.segments)
+        return replace(self, routes=None, segments=segments)
 
     @property
     def turn_texts(self) -> list[str]:
@@ -427,7 +440,8 @@ class Batch:
 
     token_advantages_N is added to the advantage of the token's sequence; None: nothing is. teacher_ids_NK and
     teacher_logprobs_NK are a teacher's likeliest tokens at each position, for a loss that compares distributions.
-    Numbers at tokens that were not sampled are not used.
+    Numbers at tokens that were not sampled are not used. routes_NXE: the experts that the sampler chose for each token
+    as an input, uint8 or uint16; the dtype's largest value where they are unknown. None: all are unknown.
     """
 
     step: int
@@ -440,6 +454,7 @@ class Batch:
     token_advantages_N: Floats | None = None
     teacher_ids_NK: Ids | None = None
     teacher_logprobs_NK: Floats | None = None
+    routes_NXE: NDArray[Any] | None = None
     rows: tuple[Row, ...] = ()
 
     @classmethod
@@ -465,6 +480,7 @@ class Batch:
             versions_N=join([t.versions_T for t in parts], np.int32),
             lengths_B=np.asarray([len(t.token_ids_T) for t in parts], np.int32),
             advantages_B=np.asarray(advantages_B, np.float32),
+            routes_NXE=_joined_routes(parts),
             rows=tuple(
                 Row(trajectory.prompt.id, trajectory.sample, part)
                 for trajectory in trajectories
@@ -481,6 +497,29 @@ class Batch:
         """Returns the arrays by field name, for the wire, without those that are None."""
         names = [field.name for field in fields(self) if field.name not in ("step", "rows")]
         return {name: array for name in names if (array := getattr(self, name)) is not None}
+
+
+def _joined_routes(parts: Sequence[Trajectory | Segment]) -> NDArray[Any] | None:
+    """Returns the routes of all tokens of the parts, [N, X, E]; None if no part has any.
+
+    Raises ValueError for routes of several shapes.
+    """
+    known = [part.routes for part in parts if part.routes is not None]
+    if not known:
+        return None
+    shapes = {(routes.layers, routes.per_token, routes.wide) for routes in known}
+    if len(shapes) > 1:
+        raise ValueError(f"the routes of a batch have several shapes (layers, experts per token, wide): {shapes}")
+    dtype = known[0].dtype
+    size = sum(len(part.token_ids_T) for part in parts)
+    routes_NXE = np.full((size, known[0].layers, known[0].per_token), absent(dtype), dtype)
+    start = 0
+    for part in parts:
+        if part.routes is not None:
+            ids_PXE = part.routes.ids_PXE[: len(part.token_ids_T)]
+            routes_NXE[start : start + len(ids_PXE)] = ids_PXE
+        start += len(part.token_ids_T)
+    return routes_NXE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

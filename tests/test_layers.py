@@ -26,6 +26,7 @@ GROUND = (
     "engine.errors",
     "engine.metric_names",
     "engine.numbered_files",
+    "engine.routes",
     "engine.types",
     "sandbox.printable",
     "sandbox.require",
@@ -173,7 +174,8 @@ MAY_IMPORT = {
         "sandbox.wire",
     ),
     "engine/ports": ("engine.types", "sandbox.wire"),
-    "engine/types": ("sandbox.wire",),
+    "engine/types": ("engine.routes", "sandbox.wire"),
+    "engine/routes": (),
     "engine/user_parts": (),
     "engine/errors": (),
     "engine/atomic_files": (),
@@ -188,6 +190,7 @@ MAY_IMPORT = {
     "algo/learner": (
         "algo.loss",
         "algo.weights",
+        "engine.routes",
         "engine.types",
         "engine.ports",
         "engine.learner.gpu_peaks",
@@ -198,6 +201,7 @@ MAY_IMPORT = {
     ),
     "algo": (
         "algo",
+        "engine.routes",
         "engine.types",
         "engine.ports",
         "engine.errors",

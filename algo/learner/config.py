@@ -76,6 +76,11 @@ class LearnerConfig:
     staleness of 1 or more these are few). Beyond it the learner ends before it updates. "auto": 3e-5, or 0.1 if `dtype`
     or `weights_dtype` is bfloat16 (`rocstar bench mismatch` measures what a model has). None: it is measured, but not
     judged."""
+    replay_routing: bool = False
+    """Whether the learner sends each token of a mixture of experts to the experts that the sampler chose for it, in
+    place of those that it would choose itself (`algo.learner.model.routing`). Where rounding lets the two choose
+    differently, the ratios would be of two models. The replicas of the run report their routes then
+    (`ReplicaConfig.returns_routes`)."""
     minibatches: int = 2
     """Optimizer steps per batch."""
     micro_batch_tokens: int = 4096
@@ -150,7 +155,14 @@ class LearnerConfig:
         auto = Rule("'auto', None or positive", lambda value: value in ("auto", None) or value > 0)
         betas = Rule("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= x < 1 for x in value))
         targets = Rule("one name or more", lambda value: isinstance(value, tuple) and value != ())
-        switches = "share_prefix", "activation_offload", "offload_optimizer", "fp32_head", "train_router"
+        switches = (
+            "share_prefix",
+            "activation_offload",
+            "offload_optimizer",
+            "fp32_head",
+            "train_router",
+            "replay_routing",
+        )
         rules = (
             (positive, ("lr", "adam_eps", "grad_clip", "lora_alpha")),
             (finite, ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef", "load_balancing_coef")),

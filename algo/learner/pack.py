@@ -6,10 +6,13 @@ Invariants
 - The common beginning of all trajectories of a minibatch (a system message, tools, the prompt of a single group) is
   computed once a row: it stands at the row's beginning, and each trajectory continues it.
 - All ranks get the same number of microbatches (empty ones fill up), since sharded models need matching collectives.
+- A position that trajectories share has the same route in all of them, so every token is computed by the experts that
+  the sampler chose for its trajectory.
 - The plan is a pure function of its arguments: every rank computes the same one, and makes its own microbatches only.
 
 Shape legend: N tokens and B trajectories of the batch, R = 1 row of L tokens and S trajectories in a microbatch, M
-positions with loss, K tokens that a teacher thinks likeliest at a position.
+positions with loss, K tokens that a teacher thinks likeliest at a position, X layers that are mixtures of experts, E
+experts that a token is sent to in each.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class MicroBatch:
     position_ids_RL continue too. positions_M indexes the row: the logits at positions_M[i] predict targets_M[i], which
     was sampled by weight version versions_M[i] with old_logprobs_M[i] in trajectory sequence_M[i] of this microbatch.
     trajectories_S are the trajectories' places in the batch. advantages_M are those of the trajectories and of the
-    tokens, added up. teacher_ids_MK and teacher_logprobs_MK are as in the batch; K is 0 without them.
+    tokens, added up. teacher_ids_MK and teacher_logprobs_MK are as in the batch; K is 0 without them. routes_LXE: the
+    experts of each position of the row, as in the batch; None if the batch has none.
     """
 
     token_ids_RL: NDArray[np.int64]
@@ -53,6 +57,7 @@ class MicroBatch:
     sequence_M: NDArray[np.int64]
     teacher_ids_MK: NDArray[np.int64]
     teacher_logprobs_MK: NDArray[np.float32]
+    routes_LXE: NDArray[Any] | None = None
 
     @property
     def sequences(self) -> int:
@@ -128,6 +133,9 @@ def _shared(batch: Batch, starts_B: NDArray[np.int32], chunk: NDArray[np.int64])
     for start, length in zip(starts_B[chunk], batch.lengths_B[chunk], strict=True):
         shared = min(shared, int(np.argmax(batch.sampled_N[start : start + length])))
         differs = batch.token_ids_N[start : start + shared] != batch.token_ids_N[first : first + shared]
+        if batch.routes_NXE is not None:
+            routes = batch.routes_NXE[start : start + shared], batch.routes_NXE[first : first + shared]
+            differs |= (routes[0] != routes[1]).any((1, 2))
         shared = int(np.argmax(differs)) if differs.any() else shared
     return shared if shared >= LEAST_SHARED and len(chunk) > 1 else 0
 
@@ -198,6 +206,7 @@ def _micro(
         sequence_M=sequence_M,
         teacher_ids_MK=_at(batch.teacher_ids_NK, targets_M).astype(np.int64),
         teacher_logprobs_MK=_at(batch.teacher_logprobs_NK, targets_M).astype(np.float32),
+        routes_LXE=None if batch.routes_NXE is None else batch.routes_NXE[tokens_L],
     )
 
 

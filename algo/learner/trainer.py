@@ -31,14 +31,16 @@ from torch import Tensor
 
 from algo.learner import hosts
 from algo.learner.canary import Canary
-from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, mismatch_mean, worst_mismatch
 from algo.learner.measure.expert_load import ExpertLoad
 from algo.learner.measure.step_metrics import reduced, summary
 from algo.learner.measure.tokens import TokenNotes
 from algo.learner.model.attention import PACKED
+from algo.learner.model.experts import mixture_of
 from algo.learner.model.loading import choose_device, load
 from algo.learner.model.lora import peft_settings
 from algo.learner.model.reference import Reference
+from algo.learner.model.routing import RowRoutes, check_shape
 from algo.learner.model.scorer import Scorer
 from algo.learner.model.sharding import copies_of, reshard, reshard_between_passes
 from algo.learner.optimizer import adamw, set_options
@@ -77,6 +79,8 @@ def broadcast(frames: list[bytes] | None) -> list[bytes]:
     return msgspec.msgpack.decode(content.numpy(), type=list[bytes])
 
 
+# A mismatch comes from routing if, with the sampler's routes, this share of it or less is left.
+ROUTING_SHARE = 0.5
 ONE_TOKEN = 100.0  # times `mismatch_tolerance`: how far one of millions of sampled tokens may be off
 
 
@@ -115,6 +119,7 @@ class Trainer:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
         self.scorer, self.cost = load(config, source)
+        self.mixtures = mixture_of(self.scorer.model)
         self.copies = copies_of(self.scorer)  # how many ranks hold the same shard of a gradient
         self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
@@ -155,6 +160,9 @@ class Trainer:
         self.offloader.onload()
         minibatches = self.plan(batch, self.config.minibatches)
         metrics = {"trajectories": float(len(batch.lengths_B)), "tokens": 0.0}
+        if batch.routes_NXE is not None:
+            check_shape(batch.routes_NXE, self.mixtures)
+            metrics["route_bytes"] = batch.routes_NXE.nbytes / max(1, len(batch.token_ids_N))
         if minibatches:
             self.trained_batches += 1
             set_options(self.optimizer, self.config, self.trained_batches)
@@ -291,8 +299,31 @@ class Trainer:
         raise Mismatched(
             f"sampler and learner differ on tokens of version {live} by {mean:.2e} on average (tolerance "
             f"{tolerance:.0e}, mismatch_tolerance) and by up to {worst.difference:.2e} (tolerance "
-            f"{ONE_TOKEN * tolerance:.0e}): {worst}. Fix: if the model's own rounding is so large, raise "
-            "mismatch_tolerance, or use float32 on both sides"
+            f"{ONE_TOKEN * tolerance:.0e}): {worst}. {self._cause(result, micros, live, mean)}"
+        )
+
+    def _cause(self, result: dict[str, float], micros: Sequence[MicroBatch], live: int, mean: float) -> str:
+        """Returns what a mismatch comes from, as far as the sampler's routes tell, and what to do. A collective."""
+        fix = "Fix: if the model's own rounding is so large, raise mismatch_tolerance, or use float32 on both sides"
+        if not self.mixtures:
+            return fix
+        if not result["routed"]:
+            return (
+                f"Which experts the sampler chose is not known. {fix}; or let the learner use them, with "
+                "learner.replay_routing=true"
+            )
+        if self.config.replay_routing:
+            return f"The learner used the sampler's experts, so routing is not the cause. {fix}"
+        with_routes = mismatch_mean(micros, self.logprobs(micros, replay=True), live)
+        other = result["routed_otherwise"] / result["routed"]
+        figures = f"The learner sends {other:.1%} of the positions to other experts than the sampler in some layer"
+        if with_routes > ROUTING_SHARE * mean:
+            return (
+                f"{figures}; with the sampler's it would differ by {with_routes:.2e}, so that is not the cause. {fix}"
+            )
+        return (
+            f"{figures}, and that is the cause: with the sampler's it would differ by {with_routes:.2e} on average. "
+            "Fix: learner.replay_routing=true"
         )
 
     def _backward(
@@ -304,8 +335,9 @@ class Trainer:
         live: int | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
+        routes = self._routes(micro)
         with self.expert_load.counted(micro):
-            logprobs_M, top_MK, entropy_M = self._forward_with_top(micro)
+            logprobs_M, top_MK, entropy_M = self._forward_with_top(micro, routes)
         if self._notes is not None:
             logprobs_M.retain_grad()
         if self.proximal and proximal_M is None:
@@ -333,17 +365,40 @@ class Trainer:
         (loss * self.world_size).backward()  # FSDP averages over ranks, but the loss already counts the tokens of all
         if self._notes is not None:
             self._notes.add(micro, logprobs_M, entropy_M, scale=totals.tokens / self.world_size)
+        if self.mixtures:
+            added |= self._routing(micro, routes)
         own = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **added}
         if taken := counts.keys() & {*own, "square", "grad_norm"}:
             raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")
         return own | counts, logprobs_M.detach()
 
+    def _routes(self, micro: MicroBatch, *, replay: bool | None = None) -> RowRoutes | None:
+        """Returns the routes of a row. replay: whether routers follow them; None: as configured."""
+        if micro.routes_LXE is None:
+            return None
+        replay = self.config.replay_routing if replay is None else replay
+        return RowRoutes(micro.routes_LXE, self.device, replay=replay)
+
+    def _routing(self, micro: MicroBatch, routes: RowRoutes | None) -> dict[str, Tensor]:
+        """Returns how many of the row's positions have routes, have none, and would have been routed otherwise."""
+        none = torch.zeros((), device=self.device)
+        if routes is None:
+            return {"routed": none, "unrouted": none + micro.tokens, "routed_otherwise": none}
+        routed = routes.known_L.sum()
+        counts = {"routed": routed, "unrouted": len(routes.known_L) - routed}
+        return counts | {"routed_otherwise": routes.differing_L().sum()}
+
     def forward(
-        self, micro: MicroBatch, scorer: Scorer | None = None, targets: NDArray[np.int64] | None = None
+        self,
+        micro: MicroBatch,
+        scorer: Scorer | None = None,
+        targets: NDArray[np.int64] | None = None,
+        routes: RowRoutes | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns log-probabilities and entropies of the targets, [M], under the model in training or another.
 
-        targets: in place of the microbatch's, [M] or [M, J]; the log-probabilities have their shape.
+        targets: in place of the microbatch's, [M] or [M, J]; the log-probabilities have their shape. routes: the
+        sampler's for the row.
         """
         scorer = scorer or self.scorer
         return scorer(
@@ -353,23 +408,33 @@ class Trainer:
             self._to_device(micro.positions_M),
             self._to_device(micro.targets_M if targets is None else targets),
             micro.shared,
+            routes,
         )
 
-    def _forward_with_top(self, micro: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _forward_with_top(self, micro: MicroBatch, routes: RowRoutes | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Returns the log-probabilities of the targets [M] and of a teacher's likeliest tokens [M, K], None if there
         are none, and the entropies [M], all of one pass.
         """
         if not micro.teacher_ids_MK.shape[1]:
-            logprobs_M, entropy_M = self.forward(micro)
+            logprobs_M, entropy_M = self.forward(micro, routes=routes)
             return logprobs_M, None, entropy_M
         targets_MJ = np.concatenate([micro.targets_M[:, None], micro.teacher_ids_MK], 1)
-        logprobs_MJ, entropy_M = self.forward(micro, targets=targets_MJ)
+        logprobs_MJ, entropy_M = self.forward(micro, targets=targets_MJ, routes=routes)
         return logprobs_MJ[:, 0].contiguous(), logprobs_MJ[:, 1:], entropy_M
 
     @torch.no_grad()
-    def logprobs(self, micros: Sequence[MicroBatch], scorer: Scorer | None = None) -> list[Tensor]:
-        """Returns the log-probabilities of each microbatch's targets, without a gradient."""
-        logprobs = [self.forward(micro, scorer)[0] for micro in micros]
+    def logprobs(
+        self, micros: Sequence[MicroBatch], scorer: Scorer | None = None, *, replay: bool | None = None
+    ) -> list[Tensor]:
+        """Returns the log-probabilities of each microbatch's targets, without a gradient.
+
+        scorer: another model than the one in training, which routes its tokens freely. replay: whether the one in
+        training follows the sampler's routes; None: as configured.
+        """
+        logprobs = []
+        for micro in micros:
+            routes = self._routes(micro, replay=replay) if scorer is None else None
+            logprobs.append(self.forward(micro, scorer, routes=routes)[0])
         reshard(scorer or self.scorer)
         return logprobs
 
@@ -378,7 +443,8 @@ class Trainer:
         """Counts the choices of a minibatch before its passes, since the load-balancing loss of each needs them all."""
         for micro in micros:
             with self.expert_load.counted(micro):
-                self.forward(replace(micro, positions_M=micro.positions_M[:0], targets_M=micro.targets_M[:0]))
+                bare = replace(micro, positions_M=micro.positions_M[:0], targets_M=micro.targets_M[:0])
+                self.forward(bare, routes=self._routes(micro))
         reshard(self.scorer)
         self.expert_load.fix()
 

@@ -134,6 +134,8 @@ class TrainingConfig:
                 lora_targets=self.learner.lora_targets,
                 adapters=1 + self.max_staleness,
             )
+        if getattr(self.learner, "replay_routing", False):
+            config = dataclasses.replace(config, returns_routes=True)
         if self.start_deadline_s is not None:
             config = dataclasses.replace(config, start_deadline_s=self.start_deadline_s)
         if self.update_deadline_s is not None:

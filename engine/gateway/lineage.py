@@ -251,7 +251,8 @@ class Lineage:
 
     def segment(self) -> Segment:
         """Returns the lineage as a segment of a trajectory."""
-        return Segment(**self.buffer.arrays(), turns=tuple(turn.turn() for turn in self.turns))
+        turns = tuple(turn.turn() for turn in self.turns)
+        return Segment(**self.buffer.arrays(), turns=turns, routes=self.buffer.routes)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -463,6 +464,8 @@ class Lineages:
         at = next(number for number, each in enumerate(lineage.turns) if each is turn) + 1
         branch = self._new(lineage.tools, lineage.chat)
         branch.buffer = TokenBuffer(lineage.buffer.ids[: turn.end])
+        if (routes := lineage.buffer.routes) is not None:
+            branch.buffer.append_routes(routes.up_to(turn.end - 1), 0)
         branch.prompt_tokens = lineage.prompt_tokens
         branch.parent_turns = lineage.parent_turns + at
         return branch

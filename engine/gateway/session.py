@@ -308,6 +308,7 @@ class Session:
             deliver_at=None if each else frozenset(),
             bundle=STREAMED if stream else WHOLE,
             grammar=None if constraint is None else grammar_of(constraint, lineage.chat.thoughts),
+            routes_from=lineage.buffer.routed,
         )
 
     def _seed(self, lineage: Lineage, overrides: SamplingOverrides) -> int | None:
@@ -369,6 +370,7 @@ class Session:
             error=error,
             segments=tuple(others),
             end_of_turn=lineage.chat.end_of_turn_text,
+            routes=main.routes,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -47,11 +47,16 @@ class GrantJournal(Journal):
             case Grown():
                 _check_count("sample", record.sample)
                 _check_tokens(record.piece)
+                held = self.log(record.lease, record.attempt, record.sample).pieces
+                _check_routes(record.piece, held)
             case Ended():
                 _check_count("sample", record.sample)
                 _check_trajectory(record.trajectory, record.sample)
                 held = self.log(record.lease, record.attempt, record.sample).pieces
                 _check_teacher(record.trajectory, sum(len(piece.token_ids_T) for piece in held))
+                _check_routes(record.trajectory, held)
+                for segment in record.trajectory.segments:
+                    _check_routes(segment, [])
             case Decided():
                 ended = {sample for sample in record.members if self._has_ended(record, sample)}
                 if len(ended) < len(record.members):
@@ -85,6 +90,17 @@ def _check_teacher(trajectory: Trajectory, held: int) -> None:
         tokens = before + len(part.token_ids_T)
         if part.teacher is not None and len(part.teacher.logprobs_T) != tokens:
             raise NotOfAGroup(f"a sequence of {tokens} tokens has {len(part.teacher.logprobs_T)} scores of a teacher")
+
+
+def _check_routes(part: Piece | Trajectory | Segment, held: Sequence[Piece]) -> None:
+    """held: the sequence's earlier pieces."""
+    sequence = [*held, part]
+    routes = [each.routes for each in sequence if each.routes is not None]
+    tokens, routed = sum(len(each.token_ids_T) for each in sequence), sum(map(len, routes))
+    if routed > tokens:
+        raise NotOfAGroup(f"a sequence of {tokens} tokens has {routed} routes")
+    if len(shapes := {(each.layers, each.per_token, each.wide) for each in routes}) > 1:
+        raise NotOfAGroup(f"the routes of a sequence have several shapes: {sorted(shapes)}")
 
 
 def _check_tokens(part: Piece | Trajectory | Segment) -> None:

@@ -20,6 +20,8 @@ _NO_TOKENS: dict[str, Any] = {
     "sampled_T": np.zeros(0, np.bool_),
     "logprobs_T": _NO_LOGPROBS,
     "versions_T": _NO_IDS,
+    "teacher": None,
+    "routes": None,
 }
 
 
@@ -125,8 +127,8 @@ def _without_tokens(group: Group) -> Group:
 
 
 def _bare(member: Trajectory) -> Trajectory:
-    segments = tuple(replace(segment, teacher=None, **_NO_TOKENS) for segment in member.segments)
-    return replace(member, prompt=NO_PROMPT, text="", segments=segments, states={}, teacher=None, **_NO_TOKENS)
+    segments = tuple(replace(segment, **_NO_TOKENS) for segment in member.segments)
+    return replace(member, prompt=NO_PROMPT, text="", segments=segments, states={}, **_NO_TOKENS)
 
 
 def _tokens(part: Trajectory | Segment, *, whole: bool, learner: LearnerNumbers | None) -> PartTokens:

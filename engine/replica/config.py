@@ -75,6 +75,10 @@ class ReplicaConfig:
     quantization: str | None = None
     """How replicas on GPUs quantise weights that they receive: "fp8_per_tensor", "fp8_per_channel" or
     "fp8_per_block". Not yet run."""
+    returns_routes: bool = False
+    """Whether a replica of a mixture of experts reports which experts it chose for each token, as a learner with
+    `LearnerConfig.replay_routing` needs. On GPUs vLLM does that (`enable_return_routed_experts`); it has not yet run
+    there. On the CPU an engine has to be one process."""
     sleeps: bool = False
     """Whether a replica at rest gives its GPU memory up (vLLM's sleep mode)."""
     eager: bool = False
@@ -131,6 +135,8 @@ class ReplicaConfig:
             raise ValueError("eager must be False on the CPU, where engines never compile, got True")
         if self.block_size % 32:
             raise ValueError(f"block_size must be a multiple of 32 on the CPU, got {self.block_size}")
+        if self.returns_routes and self.tensor_parallel > 1:
+            raise ValueError(f"tensor_parallel must be 1 with returns_routes on the CPU, got {self.tensor_parallel}")
         if self.kv_offload_bytes:
             raise ValueError(f"kv_offload_bytes must be 0 on the CPU, got {self.kv_offload_bytes}")
         if self.memory_share is not None:
@@ -182,6 +188,8 @@ class ReplicaConfig:
                 "max_cpu_loras": self.adapters + 1,  # a new one is loaded before the oldest is removed
             }
         if self.devices:
+            if self.returns_routes:
+                common["enable_return_routed_experts"] = True
             return common | {
                 "device_ids": list(self.devices_of(index)),
                 "tensor_parallel_size": self.tensor_parallel,

@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 # Keys of SamplingParams.extra_args: what `OutputBundler.add` takes. Requests that have them are ours.
 DELIVER_AT, BUNDLE_SIZE = "deliver_at", "bundle"
 AT_ONCE = 4  # outputs that reach their readers in one iteration of the node's event loop; more would hold it up
@@ -22,7 +25,8 @@ LOGPROBS, BEGAN = "logprobs", "began"  # keys of an output's kv_transfer_params
 @dataclass(slots=True)
 class _Request:
     """A request with what is held of it. last: the newest held output. logprobs: a list for each column. began: when
-    its first token came, until that has left. prefill: what vLLM said of its prefill, likewise.
+    its first token came, until that has left. prefill: what vLLM said of its prefill, likewise. routes: the routes that
+    vLLM has reported, on GPUs.
     """
 
     deliver_at: frozenset[int]
@@ -33,6 +37,7 @@ class _Request:
     began: float | None = None
     prefill: Any = None
     begun: bool = False
+    routes: list[NDArray[Any]] = field(default_factory=list)
 
     def hold(self, output: Any, now: float) -> None:
         if not self.begun and output.new_token_ids:
@@ -40,6 +45,8 @@ class _Request:
         self.prefill = self.prefill or output.prefill_stats
         self.last = output
         self.tokens += output.new_token_ids
+        if output.routed_experts is not None:
+            self.routes.append(output.routed_experts)
         if output.new_logprobs is not None:
             for column, values in enumerate(self.logprobs):
                 values += output.new_logprobs.logprobs[:, column].tolist()
@@ -53,6 +60,8 @@ class _Request:
             output.kv_transfer_params[BEGAN], self.began = self.began, None
         output.prefill_stats, self.prefill = self.prefill, None
         self.logprobs = tuple([] for _ in self.logprobs)
+        output.routed_experts = np.concatenate(self.routes) if self.routes else None
+        self.routes = []
         return output
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from engine.routes import Routes
 from engine.types import Floats, TokenScores
 from sandbox.require import at_least, require, within
 
@@ -27,7 +28,8 @@ class Sampling:
     max_tokens: bound of the turn. seed: one per (run, prompt, sample, turn). ignore_eos: the model's own end token does
     not end the turn, so that a bench can replay a length. deliver_at: tokens that are delivered as they come; others
     may wait for one of these. None: none waits. bundle: fewer tokens than this may wait;
-    a larger bundle costs the node less. version: the adapter version to sample with; None: the newest.
+    a larger bundle costs the node less. version: the adapter version to sample with; None: the newest. routes_from:
+    the first position whose route is wanted, for replicas that report routes.
     """
 
     max_tokens: int
@@ -41,6 +43,7 @@ class Sampling:
     version: int | None = None
     grammar: str | None = None
     grammar_tokens: int = 0
+    routes_from: int = 0
 
     def __post_init__(self) -> None:
         require("max_tokens", self.max_tokens, _POSITIVE)
@@ -59,7 +62,8 @@ class Delta:
     request, exact also if weights were updated during it. began: on the first delta, when its first token was sampled
     (`engine.clock`), if the replica says so. logprobs: the model's own, whether or not a grammar ruled
     tokens out. forced: of each token, whether the grammar decided about it rather than the model
-    (`engine.replica.grammar_mass`); () for a turn without a grammar.
+    (`engine.replica.grammar_mass`); () for a turn without a grammar. routes: the routes of the positions from
+    routes_from on, up to the last but one of the sequence after this delta; None from a replica that reports none.
     """
 
     token_ids: Sequence[int]
@@ -70,6 +74,8 @@ class Delta:
     spans: Sequence[tuple[int, int, int]] = ()
     forced: Sequence[bool] = ()
     began: float | None = None
+    routes: Routes | None = None
+    routes_from: int = 0
 
     def without_first(self, tokens: int) -> Delta:
         """Returns the delta without its first tokens, and with its spans as they are."""
@@ -79,8 +85,15 @@ class Delta:
 
     def up_to(self, tokens: int) -> Delta:
         """Returns the delta with only its first tokens, and with its spans as they are."""
+        routes = self.routes
+        if routes is not None:
+            routes = routes.up_to(max(0, len(routes) - len(self.token_ids[tokens:])))
         return replace(
-            self, token_ids=self.token_ids[:tokens], logprobs=self.logprobs[:tokens], forced=self.forced[:tokens]
+            self,
+            token_ids=self.token_ids[:tokens],
+            logprobs=self.logprobs[:tokens],
+            forced=self.forced[:tokens],
+            routes=routes,
         )
 
 

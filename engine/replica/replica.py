@@ -33,6 +33,7 @@ from engine.replica.adapter_folder import peft_folder
 from engine.replica.config import ReplicaConfig, check_sleep, prepare_environment
 from engine.replica.output_bundler import BEGAN, LOGPROBS
 from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, ReplicaMisconfigured, Sampling
+from engine.routes import Routes, route_dtype
 from engine.types import Floats, TokenScores
 
 
@@ -65,6 +66,8 @@ class Replica:
         self._updating = False
         self._asleep = False
         self._measures_grammars = False
+        self._route_rows: list[int] = []  # which rows of the routes that the engine reports are those of mixtures
+        self._route_dtype: np.dtype[Any] = route_dtype(0)
         self._ends: dict[str, list[tuple[int, float]]] = {}  # per request: (version, its tokens at the version's end)
         self._adapters: dict[int, Any] = {}  # vLLM's LoRARequest by version, the oldest first
         self._using: Counter[int] = Counter()  # requests by version
@@ -93,6 +96,8 @@ class Replica:
                 async with self._alive():  # an engine that is told to end while it starts comes up before it ends
                     await self._engine.collective_rpc("adopt", args=(0 if self.config.devices else 10,))
                     self._measures_grammars = all(await self._engine.collective_rpc("measure_grammars"))
+                    if self.config.returns_routes:
+                        await self._report_routes()
                     if not self.config.lora_rank:
                         await self._engine.collective_rpc("init_weight_transfer_engine", args=({},))
                     # vLLM remembers these. Otherwise the first request asks for them, for ever if the engine is dead.
@@ -212,7 +217,7 @@ class Replica:
 
         self._enter()
         ends = self._ends.setdefault(request_id, [])
-        total = 0
+        total, routed = 0, sampling.routes_from
         version, adapter = self._adapter(sampling.version)
         self._using[version] += 1
         try:
@@ -238,7 +243,20 @@ class Replica:
                     began = extra.get(BEGAN)
                     now = self.version if adapter is None else version
                     spans = _spans([*ends, (now, total)], total) if finish else ()
-                    yield Delta(output.new_token_ids, logprobs, finish, cached, now, spans, forced, began)
+                    routes, routes_from = self._routes_of(output), routed
+                    routed += 0 if routes is None else len(routes)
+                    yield Delta(
+                        token_ids=output.new_token_ids,
+                        logprobs=logprobs,
+                        finish=finish,
+                        cached_tokens=cached,
+                        version=now,
+                        spans=spans,
+                        forced=forced,
+                        began=began,
+                        routes=routes,
+                        routes_from=routes_from,
+                    )
             finally:
                 # Aborted here, not when the stream is collected: an abort that late could meet a weight update.
                 if (running := streams.close(request_id)) is not None:
@@ -275,6 +293,25 @@ class Replica:
         masses = columns[1] if self._measures_grammars else [UNKNOWN] * len(columns[1])
         pairs = [judged(logprob, mass) for logprob, mass in zip(columns[0], masses, strict=True)]
         return [logprob for logprob, _ in pairs], [forced for _, forced in pairs]
+
+    async def _report_routes(self) -> None:
+        """Lets the engine report routes. Raises ValueError for a model that has none."""
+        try:
+            answers = await self._engine.collective_rpc("report_routes", args=(not self.config.devices,))
+        except Exception as error:
+            raise ValueError(f"it cannot report routes: {error}") from error
+        self._route_rows, experts = answers[0]
+        self._route_dtype = route_dtype(experts)
+        self._requests.returns_routes = True
+
+    def _routes_of(self, output: Any) -> Routes | None:
+        """Returns the routes that an output has, of the layers that are mixtures."""
+        ids = output.routed_experts
+        if ids is None or not self.config.returns_routes:
+            return None
+        if ids.shape[1] != len(self._route_rows):
+            ids = ids[:, self._route_rows]
+        return Routes.of(ids.astype(self._route_dtype, copy=False))
 
     async def abort(self, request_id: str) -> None:
         """See `engine.replica.port.ReplicaPort`."""

@@ -26,6 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine.replica.output_bundler import BUNDLE_SIZE, DELIVER_AT
 from engine.replica.port import Sampling
+from engine.replica.routes.slots import ROUTES_FROM
 
 KINDS = 64  # that are remembered
 _ADD = EngineCoreRequestType.ADD.value
@@ -33,7 +34,10 @@ _MORE, _LAST = int(zmq.SNDMORE | zmq.NOBLOCK), int(zmq.NOBLOCK)  # arithmetic on
 
 
 class RequestSender:
-    """Sends requests of an AsyncLLM whose output processor is a `TokenStreams`."""
+    """Sends requests of an AsyncLLM whose output processor is a `TokenStreams`.
+
+    returns_routes: whether the engine reports routes, which each request then asks for.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -42,6 +46,7 @@ class RequestSender:
         self._longest = engine.vllm_config.model_config.max_model_len
         self._made: dict[Any, EngineCoreRequest] = {}  # by kind
         self._numbers = count()
+        self.returns_routes = False
 
     async def send(self, name: str, token_ids: Sequence[int], sampling: Sampling, adapter: Any) -> None:
         """Adds a request. adapter: vLLM's LoRARequest or None. Raises vLLM's errors."""
@@ -61,6 +66,10 @@ class RequestSender:
         request.prompt_token_ids, request.arrival_time = ids, time.time()
         request.sampling_params = copy.copy(made.sampling_params)
         request.sampling_params.max_tokens, request.sampling_params.seed = sampling.max_tokens, sampling.seed
+        if self.returns_routes:
+            parameters = request.sampling_params
+            parameters.extra_args = {**parameters.extra_args, ROUTES_FROM: sampling.routes_from}
+            parameters.routed_experts_prompt_start = sampling.routes_from  # vLLM's own name for it, on GPUs
         request.lora_request = adapter  # one of the same name may have been loaded anew since
         request.client_index = self._client.client_index
         self._engine.output_processor.add_request(request)

@@ -38,6 +38,7 @@ from engine.process.heap import Heap
 from engine.process.shared_memory import unlink_mapped
 from engine.replica import grammar_mass
 from engine.replica.cpu_weight_loader import Direct, fits
+from engine.replica.routes.capture import report_routes
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
 _heap = Heap()  # the heap of this engine process
@@ -186,6 +187,10 @@ class WorkerExtension:
     def measure_grammars(self) -> bool:
         """Measures what grammars rule out from now on; returns whether that is possible here."""
         return grammar_mass.install(self.model_runner)  # type: ignore[attr-defined]  # of vLLM's worker
+
+    def report_routes(self, on_cpu: bool) -> tuple[list[int], int]:
+        """Keeps the routes of the tokens from now on (`engine.replica.routes.capture`)."""
+        return report_routes(self.model_runner, on_cpu=on_cpu)  # type: ignore[attr-defined]
 
 
 def register() -> None:

@@ -252,7 +252,9 @@ class _Rollout:
         self.tools = OpenTools()
         if log.pieces:
             so_far = join_pieces(log.pieces)
-            self.buffer = TokenBuffer.of(so_far.token_ids_T, so_far.sampled_T, so_far.logprobs_T, so_far.versions_T)
+            self.buffer = TokenBuffer.of(
+                so_far.token_ids_T, so_far.sampled_T, so_far.logprobs_T, so_far.versions_T, so_far.routes
+            )
             self.turns = [*so_far.turns]
             self.text = [so_far.text]
 
@@ -297,6 +299,7 @@ class _Rollout:
             discarded_tokens=self.log.discarded,
             end_of_turn=self.chat.end_of_turn_text,
             states=self.tools.states(),
+            routes=self.buffer.routes,
         )
 
     async def _rebuild(self) -> None:
@@ -316,7 +319,12 @@ class _Rollout:
         while (stop := self._stop_or_respond()) is None:
             await self._turn(lane)
             if self.log.on:
-                whole = Piece(**self.buffer.arrays(), turns=tuple(self.turns), text="".join(self.text))
+                whole = Piece(
+                    **self.buffer.arrays(),
+                    turns=tuple(self.turns),
+                    text="".join(self.text),
+                    routes=self.buffer.routes,
+                )
                 self.log.grow(whole, self.tally.tokens)
         return stop
 
@@ -376,6 +384,7 @@ class _Rollout:
             stop_token_ids=(self.chat.end_of_turn,),
             deliver_at=closing,
             version=self.fleet.version,  # which a trajectory that stays with another one does not take
+            routes_from=buffer.routed,
         )
         stream = self.fleet.turn(
             self.key, self.group, buffer.ids, sampling, self.prompt_tokens, self.paused, turn.placed

@@ -4,7 +4,10 @@ Invariants
 - It is append-only: what was appended never changes, so a request may read the ids while more of them come.
 - Every sampled token has a log-probability and a weight version; nothing else has. A token that a grammar decided about
   counts as given (`engine.replica.grammar_mass` says why), so nothing trains it.
-- It takes eight bytes per token, since thousands of trajectories with many thousand tokens each may be alive.
+- It takes eight bytes per token, since thousands of trajectories with many thousand tokens each may be alive; routes of
+  a mixture's tokens come on top.
+- A position keeps the first route that came for it, under which the tokens after it were sampled. A replica that
+  computes it again, after a move or with new weights, may report another one.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.replica.port import Delta
+from engine.routes import Routes
 from engine.types import Bools, Floats, Ids
 
 
@@ -30,7 +34,7 @@ class TokenBuffer:
     [[5, 6, 7], [False, False, True], [0.0, 0.0, -0.5], [-1, -1, 3]]
     """
 
-    __slots__ = ("_given", "_logprobs", "_version", "_versions", "ids")
+    __slots__ = ("_given", "_logprobs", "_routes", "_version", "_versions", "ids", "routed")
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self.ids = array("i", prompt_ids)
@@ -38,14 +42,20 @@ class TokenBuffer:
         self._given = [(0, len(self.ids))]
         self._version = -1
         self._versions: list[tuple[int, int, int]] = []  # (version, begin, end); a later one overrides an earlier one
+        self._routes: list[Routes] = []
+        self.routed = 0  # positions that have a route, or never will
 
     @classmethod
-    def of(cls, ids_T: Ids, sampled_T: Bools, logprobs_T: Floats, versions_T: Ids) -> TokenBuffer:
-        """Returns the buffer whose `arrays` these are."""
+    def of(
+        cls, ids_T: Ids, sampled_T: Bools, logprobs_T: Floats, versions_T: Ids, routes: Routes | None = None
+    ) -> TokenBuffer:
+        """Returns the buffer whose `arrays` and `routes` these are."""
         buffer = cls(ids_T.tolist())
         buffer._logprobs.extend(logprobs_T[sampled_T].tolist())
         buffer._given = [(begin, end) for given, begin, end in _runs(~sampled_T) if given]
         buffer._versions = [run for run in _runs(versions_T) if run[0] >= 0]
+        if routes is not None:
+            buffer.append_routes(routes, 0)
         return buffer
 
     @property
@@ -61,6 +71,8 @@ class TokenBuffer:
 
         Forced tokens count as given.
         """
+        if delta.routes is not None:
+            self.append_routes(delta.routes, delta.routes_from)
         assert len(delta.logprobs) == len(delta.token_ids), delta
         if delta.version != self._version:
             self._version = delta.version
@@ -79,6 +91,24 @@ class TokenBuffer:
         """Appends tokens that the policy did not sample: tool responses."""
         self._given.append((len(self.ids), len(self.ids) + len(token_ids)))
         self.ids.extend(token_ids)
+
+    def append_routes(self, routes: Routes, start: int) -> None:
+        """Takes the routes of the positions from `start` on, without those of positions that have one already."""
+        new = routes.from_position(max(0, self.routed - start))
+        if not len(new):
+            return
+        if start > self.routed:
+            self._routes.append(routes.none(start - self.routed))
+            self.routed = start
+        self._routes.append(new)
+        self.routed += len(new)
+
+    @property
+    def routes(self) -> Routes | None:
+        """The routes so far, as in `Trajectory`; None if none came."""
+        if len(self._routes) > 1:
+            self._routes = [joined] if (joined := Routes.join(self._routes)) is not None else []
+        return self._routes[0] if self._routes else None
 
     def label(self, version: int, begin: int, end: int) -> None:
         """Gives the tokens [begin, end) this version, whatever their deltas said."""

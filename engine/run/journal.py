@@ -39,6 +39,7 @@ from engine.run.journal_files import (
     write_floor,
 )
 from engine.run.journal_records import (
+    NO_MARK,
     Began,
     Decided,
     Drawn,
@@ -51,6 +52,7 @@ from engine.run.journal_records import (
     decode,
     decode_trajectories,
     join_pieces,
+    moved,
     parts,
     size,
 )
@@ -70,7 +72,7 @@ class Log:
 
     def __init__(self, journal: Journal, key: tuple[int, int, int]) -> None:
         self._journal, self._key = journal, key
-        self._mark: Mark = (0, 0, 0)  # the size of the pieces together
+        self._mark: Mark = NO_MARK  # the size of the pieces together
         self.begin(0, 0, write=False)
 
     @property
@@ -81,7 +83,7 @@ class Log:
         """Records that the trajectory begins again from its prompt."""
         self.pieces: list[Piece] = []
         self.finished: Trajectory | None = None
-        self.discarded, self.tokens, self._mark = discarded, tokens, (0, 0, 0)
+        self.discarded, self.tokens, self._mark = discarded, tokens, NO_MARK
         if write:
             lease, attempt, sample = self._key
             self._journal.write(Began(lease=lease, attempt=attempt, sample=sample, discarded=discarded, tokens=tokens))
@@ -109,8 +111,7 @@ class Log:
         match record:
             case Grown():
                 self.pieces.append(record.piece)
-                tokens, turns, characters = size(record.piece)
-                self._mark = self._mark[0] + tokens, self._mark[1] + turns, self._mark[2] + characters
+                self._mark = moved(self._mark, record.piece)
             case Began():
                 self.begin(record.discarded, record.tokens, write=False)
             case Ended():

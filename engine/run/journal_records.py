@@ -10,14 +10,19 @@ import msgspec
 import numpy as np
 
 from engine.encoding import HEADER, decoder
+from engine.routes import Routes
 from engine.types import Bools, Floats, Ids, Prompt, Trajectory, Turn
 
-Mark = tuple[int, int, int]  # tokens, turns and characters of a trajectory
+Mark = tuple[int, int, int, int]  # tokens, turns, characters and routed positions of a trajectory
+NO_MARK: Mark = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """What a turn added to a trajectory. T is the number of its tokens, prompt and reply tokens included."""
+    """What a turn added to a trajectory. T is the number of its tokens, prompt and reply tokens included.
+
+    routes: those that the turn added, which are not of the same positions: its last token has one with the next turn.
+    """
 
     token_ids_T: Ids
     sampled_T: Bools
@@ -25,6 +30,7 @@ class Piece:
     versions_T: Ids
     turns: tuple[Turn, ...]
     text: str
+    routes: Routes | None = None
 
 
 Whole = TypeVar("Whole", Piece, Trajectory)
@@ -87,6 +93,7 @@ def join_pieces(pieces: list[Piece]) -> Piece:
         **{name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in _ARRAYS},
         turns=tuple(turn for piece in pieces for turn in piece.turns),
         text="".join(piece.text for piece in pieces),
+        routes=Routes.join([piece.routes for piece in pieces if piece.routes is not None]),
     )
 
 
@@ -95,19 +102,26 @@ _ARRAYS = ("token_ids_T", "sampled_T", "logprobs_T", "versions_T")
 
 def parts(piece: Piece | Trajectory) -> dict[str, Any]:
     """Returns the fields that a piece has, by name."""
-    return {name: getattr(piece, name) for name in (*_ARRAYS, "turns", "text")}
+    return {name: getattr(piece, name) for name in (*_ARRAYS, "turns", "text", "routes")}
 
 
 def size(piece: Piece) -> Mark:
     """Returns the end of a piece as a mark within its trajectory."""
-    return len(piece.token_ids_T), len(piece.turns), len(piece.text)
+    return len(piece.token_ids_T), len(piece.turns), len(piece.text), len(piece.routes or ())
+
+
+def moved(mark: Mark, piece: Piece) -> Mark:
+    """Returns the mark behind a piece that begins at this one."""
+    tokens, turns, characters, routed = size(piece)
+    return mark[0] + tokens, mark[1] + turns, mark[2] + characters, mark[3] + routed
 
 
 def after(whole: Whole, mark: Mark) -> Whole:
     """Returns the rest of a trajectory, from a mark on."""
-    tokens, turns, characters = mark
+    tokens, turns, characters, routed = mark
     arrays: Mapping[str, Any] = {name: getattr(whole, name)[tokens:] for name in _ARRAYS}
-    return replace(whole, **arrays, turns=whole.turns[turns:], text=whole.text[characters:])
+    routes = None if whole.routes is None else whole.routes.from_position(routed)
+    return replace(whole, **arrays, turns=whole.turns[turns:], text=whole.text[characters:], routes=routes)
 
 
 def is_cut_off(rest: bytes) -> bool:

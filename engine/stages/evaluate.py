@@ -114,6 +114,7 @@ class Evaluation:
         in_flight = self._timeline.in_flight
         with in_flight.rollout(prompt.id, sample=sample, lease=-1) as watched:
             trajectory = await self._rollouts.run(prompt, sample, -1 - number, tally=Tally(watched=watched))
+            trajectory = trajectory.without_routes()  # nothing of it is trained
             if not isinstance(self._reward, GroupReward):
                 watched.moves("grading")
                 async with self._grading:

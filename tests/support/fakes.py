@@ -9,6 +9,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from engine.ports import Reward, ToolReply
 from engine.recording.rollouts import Rollout
 from engine.replica.port import Delta, GrammarRefused, KvSample, ReplicaDied, Sampling
 from engine.rollout.chat_template import ChatTemplate
+from engine.routes import Routes
 from engine.telemetry.timeline import Timeline
 from engine.types import Floats, Prompt, StopReason, TokenScores, ToolUse, Trajectory, Turn
 from sandbox.wire import Limits, ToolResult
@@ -83,6 +85,11 @@ class Die:
 Script = Iterable["str | Gate | Die"]
 
 
+def route_of(token: int, replica: int) -> list[int]:
+    """The experts that a scripted replica chooses for a token, which tell it from another replica."""
+    return [token % 97, 100 + replica]
+
+
 class ScriptedReplica:
     """Satisfies `engine.replica.port.ReplicaPort` without an engine.
 
@@ -129,6 +136,7 @@ class ScriptedReplica:
         self.ends: list[int] = []  # end tokens of the model's own
         self.forces: frozenset[int] = frozenset()  # tokens that a grammar decides about, in turns that have one
         self.refuses: str | None = None  # why it samples by no grammar
+        self.returns_routes = False  # it then reports `route_of` each position
         self.salt = 0  # replicas of different ones sample different tokens
         self._draws_from_the_start = draws_from_the_start
         self._aborts: dict[str, asyncio.Event] = {}
@@ -156,6 +164,7 @@ class ScriptedReplica:
         aborted = self._aborts[request_id] = asyncio.Event()
         sent, finished = 0, False
         spans: list[tuple[int, int, int]] = []
+        seen, routed = list(token_ids), sampling.routes_from
         try:
             async for token, last in self._tokens(list(token_ids), sampling, aborted):
                 self._alive()
@@ -167,7 +176,14 @@ class ScriptedReplica:
                 spans.append((self.version if self.engine_version is None else self.engine_version, sent - 1, sent))
                 exact = tuple(spans) if finish else ()
                 forced = () if sampling.grammar is None else [token in self.forces]
-                yield Delta([token], [logprob_of(token)], finish, len(token_ids), self.version, exact, forced)
+                delta = Delta([token], [logprob_of(token)], finish, len(token_ids), self.version, exact, forced)
+                if self.returns_routes:
+                    ids = [route_of(each, self.index) for each in seen[routed:]]
+                    routes = Routes.of(np.array(ids, np.uint8).reshape(-1, 1, 2))
+                    delta = replace(delta, routes=routes, routes_from=routed)
+                    routed = len(seen)
+                    seen.append(token)
+                yield delta
                 if finish:
                     return
             assert aborted.is_set(), "the script ended without the end-of-turn token"

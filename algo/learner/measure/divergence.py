@@ -94,6 +94,23 @@ def worst_mismatch(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], liv
     return max(_of_all_ranks(worst), key=lambda place: place.difference)
 
 
+def mismatch_mean(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], live: int) -> float:
+    """Returns the mean |learner - sampler| over the tokens of all ranks that the `live` weights sampled. A collective.
+
+    It is 0 if there is no such token.
+    """
+    added = torch.zeros(2, dtype=torch.float64)
+    for micro, logprobs_M in zip(micros, logprobs, strict=True):
+        sequence_M, versions_M = torch.from_numpy(micro.sequence_M), torch.from_numpy(micro.versions_M)
+        fresh_M = fresh(sequence_M, micro.sequences, versions_M, live)
+        difference_M = (logprobs_M.cpu() - torch.from_numpy(micro.old_logprobs_M)).abs()[fresh_M]
+        added += torch.stack([difference_M.double().sum(), fresh_M.sum().double()])
+    if dist.get_world_size() > 1:
+        dist.all_reduce(added)
+    total, tokens = added.tolist()
+    return total / tokens if tokens else 0.0
+
+
 def first_not_finite(micros: Sequence[MicroBatch], logprobs: Sequence[Tensor], losses: Sequence[float]) -> str:
     """Describes the first microbatch of the first rank whose loss or whose tokens are not finite."""
     broken = TokenPlace()

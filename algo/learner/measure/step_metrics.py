@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# Numbers of input positions, which are reported as shares.
+ROUTING = ("routed", "unrouted", "routed_otherwise")
 # Values of a minibatch as a whole, of which the step reports the mean.
 OF_A_MINIBATCH = ("load_balancing", "experts_unused")
 # These compare with the sampler only in the first minibatch, before the step has learnt anything.
@@ -42,7 +44,10 @@ def summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
     tokens = sum(result["tokens"] for result in results)
     first = results[0]
     metrics = {"tokens": tokens, "loss": sum(result["loss"] * result["tokens"] for result in results) / tokens}
+    metrics |= _routing(results)
     for name in first:
+        if name in ROUTING:
+            continue
         values = [result[name] for result in results]
         if name == "mismatch_fresh_mean":
             if first["mismatch_checked"]:  # otherwise there is no such token
@@ -54,3 +59,16 @@ def summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
         elif name not in metrics:
             metrics[name] = max(values) if name.endswith("_max") or name == "grad_norm" else sum(values) / tokens
     return metrics
+
+
+def _routing(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns the share of positions without the sampler's route, and of those with one the share that the learner
+    would have routed otherwise in some layer, before it has learnt anything. It is empty for a dense model.
+    """
+    if "routed" not in results[0]:
+        return {}
+    routed, unrouted = (sum(result[name] for result in results) for name in ("routed", "unrouted"))
+    shares = {"routing_unknown": unrouted / max(1.0, routed + unrouted)}
+    if results[0]["routed"]:
+        shares["routing_differs"] = results[0]["routed_otherwise"] / results[0]["routed"]
+    return shares

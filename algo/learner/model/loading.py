@@ -17,6 +17,7 @@ from algo.learner.model.attention import activate, register
 from algo.learner.model.experts import freeze_routers
 from algo.learner.model.lora import add_adapters
 from algo.learner.model.recompute import checkpoint_layers
+from algo.learner.model.routing import follow_routes
 from algo.learner.model.scorer import Scorer
 from algo.learner.model.sharding import copies_of, shard
 from algo.learner.model.supported import check_names, check_scores, check_structure, check_tied, empty
@@ -64,6 +65,12 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
             add_adapters(model, config)
     freeze_routers(model, config)
     checkpoint_layers(model, config)
+    mixtures = follow_routes(model)
+    if config.replay_routing and not mixtures:
+        raise ValueError(
+            f"LearnerConfig.replay_routing must be False for {model.config.model_type!r}, which is no mixture of "
+            "experts, got True"
+        )
     cost = cost_of(model)
     scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)
     scorer = shard(scorer, config)

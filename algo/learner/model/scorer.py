@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from algo.learner.model.attention import bounds
+from algo.learner.model.routing import ARGUMENT, RowRoutes
 
 # Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
 LOGIT_ROWS = 1024
@@ -48,18 +49,22 @@ class Scorer(nn.Module):
         positions_M: Tensor,
         targets_M: Tensor,
         shared: int = 0,
+        routes: RowRoutes | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns log p(targets_M) in fp32, and the (detached) entropy there, both [M].
 
         targets_M: one token for each position, or several as [M, J]; the log-probabilities have its shape. lengths:
         those of the row's trajectories. shared: how many tokens at the row's beginning all of them continue.
+        routes: the sampler's for the positions of the row.
         """
+        followed = {} if routes is None else {ARGUMENT: routes}
         with self._kept_activations(token_ids_RL.device):
             hidden_RLH = self.model.base_model(
                 input_ids=token_ids_RL,
                 position_ids=position_ids_RL,
                 use_cache=False,
                 **bounds(lengths, token_ids_RL.device, shared),
+                **followed,
             ).last_hidden_state
         hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS

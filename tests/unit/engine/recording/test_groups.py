@@ -8,6 +8,7 @@ from engine.encoding import encode
 from engine.recording.groups import Place, StepRecords, places_of, whole_groups
 from engine.recording.records import decode
 from engine.recording.rollouts import with_tokens
+from engine.routes import Routes
 from engine.types import (
     Batch,
     Boundary,
@@ -160,3 +161,13 @@ def test_what_a_teacher_said_of_a_whole_group_is_recorded():
     found, thinned = (with_tokens(decode(encode(it)), of, None) for it, of in zip(recorded, tokens, strict=True))
     np.testing.assert_array_equal(found.trajectories[0].teacher.logprobs_T, values_T)
     assert thinned.trajectories[0].teacher is None
+
+
+def test_a_record_has_no_routes():
+    main = a_trajectory(0, prompt=a_prompt(0), reward=1.0, sampled=4)
+    routes = Routes.of(np.full((len(main.token_ids_T), 3, 2), 77, np.uint8))
+    routed = replace(main, routes=routes)
+    step = records_of([a_group(0, trajectories=(routed,), kept=(0,), advantages_K=np.ones(1))])
+    for record in (*step.records(), *step.tokens({})):
+        assert b"M" * 6 not in encode(record)
+    assert step.records()[0].group.trajectories[0].routes is None

@@ -13,7 +13,7 @@ from engine.replica.port import BUNDLE
 Logprobs = namedtuple("Logprobs", "ids logprobs ranks cumulated")  # as vLLM's LogprobsLists
 
 
-def output(request, tokens, finish=None, prefill=None):
+def output(request, tokens, finish=None, prefill=None, routes=None):
     """As vLLM's EngineCoreOutput."""
     ids_T1 = np.array(tokens, np.int64)[:, None]
     logprobs = Logprobs(ids_T1, -ids_T1.astype(np.float32), ids_T1[:, 0] + 1, None) if tokens else None
@@ -24,6 +24,7 @@ def output(request, tokens, finish=None, prefill=None):
         finish_reason=finish,
         prefill_stats=prefill,
         kv_transfer_params=None,
+        routed_experts=routes,
     )
 
 
@@ -128,3 +129,16 @@ def test_whatever_comes_leaves_once_and_in_order(steps, deliver_at):
         assert all(whole[: len(left[name])] == left[name] for name, whole in sampled.items())
         assert deliver_at.isdisjoint(tokens) or left[name] == sampled[name]
     assert left == sampled
+
+
+def test_a_bundle_has_the_routes_of_all_its_steps():
+    """As vLLM reports them on GPUs: a prefill's first, then one position a step."""
+    bundler = OutputBundler()
+    bundler.add("a", [], 3)
+    rows = np.arange(2 * 6 * 1 * 2, dtype=np.uint8).reshape(-1, 1, 2)
+    left = []
+    for at, (begin, end) in enumerate([(0, 4), (4, 5), (5, 6), (6, 7)]):
+        finish = "stop" if at == 3 else None
+        left += bundler.push([output("a", [at], finish, routes=rows[begin:end])])
+    assert [len(each.routed_experts) for each in left] == [6, 1]
+    np.testing.assert_array_equal(np.concatenate([each.routed_experts for each in left]), rows[:7])

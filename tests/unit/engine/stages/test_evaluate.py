@@ -85,6 +85,17 @@ async def test_an_evaluation_is_pinned_to_its_version_and_repeats_its_seeds(tmp_
         assert [member.seed for member in first] == [member.seed for member in second]
 
 
+async def test_an_evaluation_keeps_no_routes(tmp_path):
+    def prepare(replica):
+        replica.returns_routes = True
+
+    async with Setup(tmp_path, prepare=prepare) as node:
+        node.submit(3)
+        await node.evaluator.drain()
+    [(_, _, trajectories)] = node.done
+    assert [member.routes for member in trajectories] == [None] * 4
+
+
 async def test_what_is_submitted_meanwhile_waits_and_the_oldest_makes_room(tmp_path):
     gate = Gate()
     async with Setup(tmp_path, turns=(gate, ANSWER), samples=1) as node:
