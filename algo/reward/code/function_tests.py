@@ -47,16 +47,23 @@ class TooManyCalls(ValueError):
 
 
 async def grade_functions(
-    program: str, tests: FunctionTests, runner: ToolRunner, limits: Limits, *, stop: bool, known: Sequence[Call] = ()
+    program: str,
+    tests: FunctionTests,
+    runner: ToolRunner,
+    limits: Limits,
+    *,
+    stop: bool,
+    known: Sequence[Call] = (),
+    most_rounds: int = MOST_ROUNDS,
 ) -> tuple[Graded, list[Call]]:
     """Returns how the tests ended, and the calls that they made.
 
     stop: whether the first failure ends the grading. known: calls that the tests are expected to make, from an earlier
-    grading; they save rounds. Raises GraderUnavailable, TooManyCalls, and ValueError naming a test that cannot be
-    graded safely, or needs a module that the sandbox lacks.
+    grading; they save rounds, of which there are `most_rounds` at most. Raises GraderUnavailable, TooManyCalls, and
+    ValueError naming a test that cannot be graded safely, or needs a module that the sandbox lacks.
     """
     calls, guessing, longest = list(known) or await _collected(tests, [], runner, limits), True, -1
-    for _ in range(MOST_ROUNDS):
+    for _ in range(most_rounds):
         loaded, answers = await call_functions(program, calls, runner, limits, stop=stop)
         if loaded is not None:
             return Graded.all_failed(len(tests.tests), loaded), []
@@ -78,7 +85,7 @@ async def grade_functions(
         guessing = len(guessed) >= len(made)
         calls, longest = (guessed if guessing else made), len(made)
     raise TooManyCalls(
-        f"the tests make more than {MOST_CALLS} calls of {', '.join(tests.functions)}, or more than {MOST_ROUNDS} that "
+        f"the tests make more than {MOST_CALLS} calls of {', '.join(tests.functions)}, or more than {most_rounds} that "
         "each wait for the result of another one. Fix: make fewer"
     )
 

@@ -127,13 +127,18 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
     def true(*_):  # type: ignore[no-untyped-def]
         return not loops[0] or nothing()
 
-    binary = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-    for name in [*binary, *(f"r{each}" for each in binary), *"neg pos abs invert round getitem call getattr".split()]:
-        setattr(Unknown, f"__{name}__", unknown)
-    for name in "iter next len index int float complex str repr format hash reversed enter".split():
-        setattr(Unknown, f"__{name}__", nothing)  # these must return values of Python's own types
-    for name in "eq ne lt le gt ge contains bool".split():
-        setattr(Unknown, f"__{name}__", true)
+    # What is made of it, what would have to be a value of Python's own types, and what is compared.
+    made_of_it = "neg pos abs invert round getitem call getattr"
+    arithmetic = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+    reflected = " ".join(f"r{name}" for name in arithmetic.split(" "))
+    own = "iter next len index int float complex str repr format hash reversed enter"
+    for names, method in (
+        (f"{made_of_it} {arithmetic} {reflected}", unknown),
+        (own, nothing),
+        ("eq ne lt le gt ge contains bool", true),
+    ):
+        for name in names.split(" "):
+            setattr(Unknown, f"__{name}__", method)
 
     def compiled(code, name):  # type: ignore[no-untyped-def]
         return compile(parted(code) if collect else code, name, "exec", 0, True, 0)
