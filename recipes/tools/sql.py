@@ -55,7 +55,7 @@ class Config(EvalOptions, SandboxOptions):
             raise ValueError(f"changes must be from 0 to 1, got {self.changes}")
 
     def training(self) -> TrainingConfig:
-        return replace(super().training(), sandbox=self.sandbox((TOOLS,)))
+        return replace(super().training(), sandbox=replace(self.sandbox((TOOLS,)), data=self.databases))
 
     def sources(self) -> tuple[Find, Iterator[Prompt], Iterator[Prompt]]:
         """Returns what finds a database, the questions to train on, and those that are held out."""

@@ -14,7 +14,18 @@ from typing import Any, Literal
 
 from engine.ports import GraderUnavailable
 from engine.types import Trajectory
-from recipes.tools.database import MOST_GRADED_ROWS, NAME, SQL, Find, SqlLimits, database_of, request_for
+from recipes.tools.database import (
+    MOST_GRADED_ROWS,
+    NAME,
+    SQL,
+    Database,
+    DatabaseFile,
+    Find,
+    SqlLimits,
+    cannot_change,
+    database_of,
+    request_for,
+)
 from recipes.tools.guest import answer_of
 from sandbox import Sandbox, SandboxUnavailable
 from sandbox.require import one_of, require
@@ -96,6 +107,8 @@ class SqlReward:
         key = (metadata["database"], "\n".join(metadata["changes"]))
         if key not in self._wanted:
             before = database = database_of(trajectory.prompt, self._find)
+            if isinstance(before, DatabaseFile):
+                raise cannot_change(trajectory.prompt, before)
             for statement in metadata["changes"]:
                 database = await self._changed(trajectory, statement, database)
             beginning, end = [
@@ -115,18 +128,18 @@ class SqlReward:
             raise GraderUnavailable(f"prompt {trajectory.prompt.id}: the reference changes nothing")
         return True
 
-    async def _changed(self, trajectory: Trajectory, statement: str, database: bytes) -> bytes:
+    async def _changed(self, trajectory: Trajectory, statement: str, database: Database) -> bytes:
         said, files = await self._ask("execute", statement, database)
         _checked(said, trajectory, statement)
         return files["database"]
 
     async def _run(
-        self, command: str, sql: str, database: bytes, most_rows: int = MOST_GRADED_ROWS
+        self, command: str, sql: str, database: Database, most_rows: int = MOST_GRADED_ROWS
     ) -> dict[str, Any] | None:
         return (await self._ask(command, sql, database, most_rows))[0]
 
     async def _ask(
-        self, command: str, sql: str, database: bytes, most_rows: int = MOST_GRADED_ROWS
+        self, command: str, sql: str, database: Database, most_rows: int = MOST_GRADED_ROWS
     ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
         """Returns what a statement answers, None if a limit ended it, and the files that it returns.
 
@@ -139,7 +152,10 @@ class SqlReward:
             raise GraderUnavailable(str(error)) from error
         if result.outcome == "lost":
             raise GraderUnavailable("the sandbox lost a statement")
-        return answer_of(result.stdout) if result.outcome == "ok" else (None, {})
+        said, files = answer_of(result.stdout) if result.outcome == "ok" else (None, {})
+        if said is not None and "missing" in said:
+            raise GraderUnavailable(f"a database is not there: {said['missing']}")
+        return said, files
 
     def _keep(self, key: tuple[str, str], wanted: Any) -> None:
         self._wanted[key] = wanted
