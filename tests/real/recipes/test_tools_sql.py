@@ -16,6 +16,7 @@ from engine.ports import GraderUnavailable
 from recipes.tools.database import DatabaseFile, Databases, SqlLimits
 from recipes.tools.generated_databases import find, questions, tells
 from recipes.tools.guest import TOOLS
+from recipes.tools.soundness import question_check, require_sound, verdicts_of
 from recipes.tools.spider import DatabaseFolder, read_questions
 from recipes.tools.sql_reward import SqlReward, WrongReference, same_rows
 from sandbox import Sandbox, SandboxConfig
@@ -388,6 +389,35 @@ async def test_a_file_that_the_jail_cannot_read_is_named(tmp_path, why):
             place.parent.chmod(0o700)
     with pytest.raises(BadInput, match="jail"):
         list(read_questions(path, DatabaseFolder(tmp_path / "database", 100)))
+
+
+async def test_a_check_names_the_references_that_do_not_run_or_ask_for_nothing(box):
+    prompts = [
+        replace(question(metadata), id=name)
+        for name, metadata in {
+            "sound": COUNT,
+            "changes": RAISED,
+            "nothing": NOBODY,
+            "broken": {**COUNT, "sql": "SELECT 1 FROM nowhere"},
+            "broken change": {**RAISED, "changes": ["DELETE FROM nowhere"]},
+            "endless": {
+                **COUNT,
+                "sql": "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT max(n) FROM r",
+            },
+        }.items()
+    ]
+    verdicts = await verdicts_of(prompts, question_check(SqlReward(box, find)))
+    found = {verdict.task: (bool(verdict.fault), bool(verdict.note)) for verdict in verdicts}
+    assert found == {
+        "sound": (False, False),
+        "changes": (False, False),
+        "nothing": (False, True),
+        "broken": (True, False),
+        "broken change": (True, False),
+        "endless": (True, False),
+    }
+    with pytest.raises(BadInput, match=r"3 of 6.*nowhere"):
+        require_sound(verdicts)
 
 
 async def test_a_database_is_a_world(box):
