@@ -152,8 +152,8 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
 
         handlers = ast.parse("try: pass\nexcept (Exception, _NoAnswer): pass").body[0].handlers  # type: ignore[attr-defined]
         enter, leave = ast.parse("_loops[0] += 1\n_loops[0] -= 1").body
-        whole = (ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Return, ast.Break, ast.Continue, ast.Raise)
-        whole = (*whole, ast.FunctionDef, ast.ClassDef)
+        defined = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+        whole = (*defined, ast.Global, ast.Nonlocal, ast.Return, ast.Break, ast.Continue, ast.Raise)
 
         def attempt(body, handlers, leave=()):  # type: ignore[no-untyped-def]
             return ast.Try(body=body, handlers=handlers, orelse=[], finalbody=[*leave], lineno=1, col_offset=0)
