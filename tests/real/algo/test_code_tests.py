@@ -199,6 +199,8 @@ async def test_a_right_program_passes_tests_of_many_calls(box: Sandbox, test: st
          "def f(x): return [1, 1, 1, 1, 1][x] if x < 5 else {}[x]"),
         ("if f(1):\n    f(3)\nelse:\n    assert not f(2)\nassert not f(4)",
          "def f(x):\n    while x == 3: pass\n    return False"),
+        ("def g():\n    f(1)\n    f(3)\ntry:\n    g()\nexcept ValueError:\n    pass\nassert f(4) == 4",
+         "def f(x):\n    while x == 3: pass\n    return x if x == 4 else int('no')"),
         ("assert f(2) is None\nx = f()\nf(x + 1)\nassert [f(), f()] == [3, None]",
          "s = []\ndef f(*x): return s.append(*x) if x else s.pop() if s else None"),
     ],
