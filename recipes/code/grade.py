@@ -1,7 +1,7 @@
 """Grades programs from a file by the hidden tests of a data set, and estimates pass@k.
 
     python recipes/code/grade.py samples.jsonl data=HumanEval.jsonl.gz
-    python recipes/code/grade.py data=problems.jsonl                    (grades the reference solutions)
+    python recipes/code/grade.py data=problems.jsonl                    (checks the problems themselves)
 
 A sample is a line with `task_id` and one of `completion` (continues the problem's prompt, as HumanEval has it),
 `program` (whole), or `text` (an answer, whose last ```python block is the program). Results go to
@@ -9,6 +9,9 @@ samples.jsonl_results.jsonl: the line with `passed` and `result`. pass@k is the 
 (arXiv 2107.03374), over the problems that have at least k samples.
 
 What could not be graded is a gap, not a failure: it is named, left out of pass@k, and the exit status is 1.
+
+Without samples the problems are checked: each reference solution has to pass, and a program that does nothing has to
+fail. Problems for which that is not so are named, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import numpy as np
 from algo.eval_stats import pass_at_k
 from algo.reward.code.code_reward import TEST_LIMITS, CodeGrader
 from algo.reward.code.extract import last_block
+from algo.reward.code.problem import ProgramTests, Tests
 from engine.console.options import Positional, parse
 from engine.data.tables import open_table
 from engine.ports import GraderUnavailable
@@ -101,7 +105,9 @@ def tasks(data: Path) -> tuple[dict[str, Task], list[str]]:
 
 
 def samples_of(config: Config, known: Mapping[str, Task], refused: list[str]) -> Iterator[Sample]:
-    """Yields the samples of the file, or the references. Raises ValueError naming line and field.
+    """Yields the samples of the file; without one, references and programs that do nothing.
+
+    Raises ValueError naming line and field.
 
     refused: why rows were refused; where there are some, a sample whose task is unknown becomes one more.
     """
@@ -109,6 +115,7 @@ def samples_of(config: Config, known: Mapping[str, Task], refused: list[str]) ->
         for name, task in known.items():
             if task.problem.hidden.reference:
                 yield Sample(task=task, program=task.problem.hidden.reference, row={"task_id": name})
+            yield Sample(task=task, program=idle(task.problem.hidden), row={"task_id": name, "idle": True})
         return
     table = open_table(config.samples)
     for number in range(len(table)):
@@ -121,6 +128,18 @@ def samples_of(config: Config, known: Mapping[str, Task], refused: list[str]) ->
             refused.append(reason)
             continue
         yield Sample(task=known[name], program=_program(row, known[name], table.where(number)), row=row)
+
+
+def idle(tests: Tests) -> str:
+    """Returns a program that does nothing.
+
+    >>> from algo.reward.code.problem import FunctionTests
+    >>> idle(FunctionTests(functions=("f",), tests=("assert f(1) == 2",)))
+    'def f(*_, **__):\\n    return None\\n'
+    """
+    if isinstance(tests, ProgramTests):
+        return ""
+    return "".join(f"def {name}(*_, **__):\n    return None\n" for name in tests.functions)
 
 
 def _program(row: Mapping[str, Any], task: Task, where: str) -> str:
@@ -161,27 +180,34 @@ async def grade_all(config: Config) -> int:
     passed: defaultdict[str, list[bool]] = defaultdict(list)
     gaps: dict[str, str] = {}
     lines = []
+    broken = 0
     async with Sandbox() as box:
         verdicts = await grade_samples(samples, CodeGrader(box, limits=config.limits, stop=True))
     for sample, (verdict, result) in zip(samples, verdicts, strict=True):
-        name = sample.task.problem.name
-        lines.append({**sample.row, "passed": verdict, "result": result})
+        name, is_idle = sample.task.problem.name, "idle" in sample.row
         if verdict is None:
             gaps[name] = result
-        else:
+        elif config.samples is None and verdict is is_idle:
+            broken += 1
+            complaint = "a program that does nothing passes" if is_idle else f"the reference fails: {result}"
+            print(f"broken: {name}: {complaint}")
+        if is_idle:
+            continue
+        lines.append({**sample.row, "passed": verdict, "result": result})
+        if verdict is not None:
             passed[name].append(verdict)
-        if verdict is False and config.samples is None:
-            print(f"{name}: the reference fails: {result}")
     path = config.output or (config.samples and config.samples.with_name(f"{config.samples.name}_results.jsonl"))
     if path is not None:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         print(f"results: {path}")
     for reason in [*refused, *(f"{name}: {reason}" for name, reason in gaps.items())]:
         print(f"not graded: {reason}", file=sys.stderr)
-    counts = Counter(verdict for verdict, _ in verdicts)
+    counts = Counter(line["passed"] for line in lines)
     print(f"{counts[True]} of {len(lines)} programs passed, {counts[None]} could not be graded")
+    if config.samples is None:
+        print(f"{len(known)} problems: {broken} faults found, {len(known) - len(lines)} without a reference")
     print(json.dumps(estimates(passed, config.k)))
-    return 1 if gaps or refused else 0
+    return 1 if gaps or refused or broken else 0
 
 
 def estimates(passed: Mapping[str, list[bool]], ks: tuple[int, ...]) -> dict[str, float]:

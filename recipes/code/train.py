@@ -16,6 +16,7 @@ The tiny agent writes no such block, but its tool calls are programs. This train
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -33,6 +34,7 @@ from engine.assembly.config import TrainingConfig
 from engine.assembly.training import training
 from engine.data.prompts import Prompts, read_prompts
 from engine.data.tables import open_table
+from engine.errors import BadInput
 from engine.ports import Tool
 from engine.programs.main import main
 from engine.recipe import Recipe, Run
@@ -114,7 +116,24 @@ def named_question(row: Mapping[str, Any]) -> str:
     return f"{task.question}\n\nThe name of this problem is {task.problem.name}."
 
 
+def require_tasks(path: Path) -> None:
+    """Reads every row, so that a run does not end late for one. Raises BadInput, which names those that are refused."""
+    table, refused = open_table(path), []
+    for number in range(len(table)):
+        try:
+            task_of(table.row(number))
+        except ValueError as error:
+            refused.append(f"{table.where(number)}: {error}")
+    if refused:
+        raise BadInput(
+            f"{len(refused)} of {len(table)} problems cannot be graded, first {refused[0]}. Fix: leave them out "
+            f"(python recipes/code/grade.py data={path} names all)"
+        )
+
+
 async def train(config: Config, run: Run) -> dict[str, Any]:
+    for path in (config.data, config.held_out):
+        await asyncio.to_thread(require_tasks, path)
     held_out = list(islice(config.prompts(config.held_out), config.eval_problems))
     async with training(config.training(), run, sinks=config.sinks(run)) as job:
         feedback = message_feedback if config.model == SHIPPED else traceback_feedback  # the tiny agent reads little

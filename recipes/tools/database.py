@@ -5,6 +5,8 @@ Invariants
 - `query` can change nothing. `execute` changes the trajectory's own copy, and only if the statement succeeds; others
   begin from the same bytes and never see it.
 - What a statement answers is bounded in rows, characters, time and memory. SQLite's errors are the model's.
+- A database that is too large to travel with each call is a file in the jail (`SandboxConfig.data`). It can be asked,
+  and nothing in the jail can change it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class SqlLimits:
     wall_s: float = 2.0
     memory_bytes: int = 256 << 20
     database_bytes: int = 4 << 20
-    """The most that a database may have, also after a statement."""
+    """The most that a database may have which travels with each call, also after a statement. A larger one is read from
+    a file, and cannot be changed."""
     rows: int = 20
     """Rows that the model reads."""
     output_chars: int = 2000
@@ -60,14 +63,23 @@ class SqlLimits:
         )
 
 
-Find = Callable[[str], bytes]
-"""Returns the bytes of a database by its name. Raises KeyError for an unknown one."""
+@dataclass(frozen=True, slots=True)
+class DatabaseFile:
+    """A database that is read where it lies. path: in the jail, where a folder of this machine is mounted read-only."""
+
+    path: str
+
+
+Database = bytes | DatabaseFile
+Find = Callable[[str], Database]
+"""Returns a database by its name. Raises KeyError for an unknown one."""
 
 
 class Databases:
     """The World of questions about a database: `Prompt.metadata["database"]` names it, and `find` has its bytes.
 
-    A prompt whose answer needs no change is offered `query` only: `Prompt(tools=("query",), ...)`.
+    A prompt whose answer needs no change is offered `query` only: `Prompt(tools=("query",), ...)`. It has to be, where
+    the database is a file.
     """
 
     name = NAME
@@ -81,10 +93,21 @@ class Databases:
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncIterator[OpenDatabase]:
-        yield OpenDatabase(self, prompt.id, database_of(prompt, self.find))
+        database = database_of(prompt, self.find)
+        if isinstance(database, DatabaseFile) and (prompt.tools is None or "execute" in prompt.tools):
+            raise cannot_change(prompt, database)
+        yield OpenDatabase(self, prompt.id, database)
 
 
-def database_of(prompt: Prompt, find: Find) -> bytes:
+def cannot_change(prompt: Prompt, database: DatabaseFile) -> ValueError:
+    """Returns the error for a prompt that asks for changes of a database that cannot be copied."""
+    return ValueError(
+        f"prompt {prompt.id}: {database.path} is too large to be copied for each trajectory, so nothing can change it. "
+        "Fix: give the prompt tools=('query',), or raise database_bytes"
+    )
+
+
+def database_of(prompt: Prompt, find: Find) -> Database:
     """Returns the database of a prompt. Raises ValueError, which names the prompt, if there is none."""
     name = prompt.metadata.get("database")
     try:
@@ -96,14 +119,14 @@ def database_of(prompt: Prompt, find: Find) -> bytes:
 class OpenDatabase:
     """The database of one trajectory."""
 
-    def __init__(self, owner: Databases, prompt_id: str, content: bytes) -> None:
+    def __init__(self, owner: Databases, prompt_id: str, content: Database) -> None:
         self._owner, self._prompt_id, self._beginning, self._content = owner, prompt_id, content, content
         self._turn = asyncio.Lock()
         self._calls = 0
 
     def state(self) -> bytes:
         """Returns the database, or nothing while it is as it began."""
-        return b"" if self._content is self._beginning else self._content
+        return b"" if self._content is self._beginning or isinstance(self._content, DatabaseFile) else self._content
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolReply:
         sql = arguments.get("sql")
@@ -118,6 +141,8 @@ class OpenDatabase:
                 text = STOPPED.get(result.outcome, "Error: the statement was stopped").format(limits.wall_s)
                 return ToolReply(outcome=result.outcome, text=text, jailed=result.jailed, queue_s=result.queue_s)
             said, files = answer_of(result.stdout)
+            if "missing" in said:
+                return ToolReply(outcome="lost", text=f"Error: the database is not there: {said['missing']}")
             self._content = files.get("database", self._content)
             outcome = "error" if "error" in said else "ok"
             text = said["error"] if "error" in said else table(said, limits.rows)
@@ -132,10 +157,12 @@ STOPPED = {
 }
 
 
-def request_for(sql: str, rows: int, limits: SqlLimits, database: bytes) -> str:
+def request_for(sql: str, rows: int, limits: SqlLimits, database: Database) -> str:
     sql = sql.encode("utf-8", "replace").decode()
-    most = {"most_rows": rows, "most_bytes": limits.database_bytes}
-    return json.dumps({"sql": sql, **most}) + "\n" + database.decode("latin-1")
+    head = {"sql": sql, "most_rows": rows, "most_bytes": limits.database_bytes}
+    if isinstance(database, DatabaseFile):
+        return json.dumps({**head, "file": database.path}) + "\n"
+    return json.dumps(head) + "\n" + database.decode("latin-1")
 
 
 def table(said: Mapping[str, Any], most: int) -> str:

@@ -28,6 +28,7 @@ from recipes.tools.exercises import exercises
 from recipes.tools.guest import TOOLS
 from recipes.tools.harbor import read_tasks
 from recipes.tools.hidden_tests import HiddenTests
+from recipes.tools.soundness import require_sound, task_check, verdicts_of
 from recipes.tools.workspace import Workspaces
 from sandbox.require import at_least, require
 
@@ -39,6 +40,7 @@ class Config(EvalOptions, SandboxOptions):
     tasks: Annotated[Path | None, "folder of tasks in the shape of Harbor; none: generated exercises"] = None
     held_out: Annotated[Path | None, "folder of tasks that are evaluated and never trained"] = None
     share: Annotated[bool, "the reward is the share of tests that pass, in place of 1 for all of them"] = False
+    check: Annotated[bool, "run the tests of all tasks on their references before training"] = True
     output_chars: Annotated[int, "characters of a tool's answer that the model reads"] = 2000
     rollout: RolloutConfig = RolloutConfig(max_tokens=4096, max_turns=12)  # noqa: RUF009  frozen
     eval_problems: int = 64
@@ -72,6 +74,9 @@ def prompts_by_epoch(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
 async def train(config: Config, run: Run) -> dict[str, Any]:
     held_out = list(islice(config.prompts("test"), config.eval_problems))
     async with training(config.training(), run, sinks=config.sinks(run)) as job:
+        if config.check and config.tasks is not None:
+            check = task_check(HiddenTests(job.sandbox, wall_s=config.tool_wall_s))
+            require_sound(await verdicts_of([*read_tasks(config.tasks), *held_out], check))
         world = Workspaces(job.sandbox, wall_s=config.tool_wall_s, output_chars=config.output_chars)
         rollouts = job.rollouts([world])
         reward = HiddenTests(job.sandbox, share=config.share, wall_s=config.tool_wall_s)

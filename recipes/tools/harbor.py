@@ -5,7 +5,7 @@
       instruction.md       what the model reads
       environment/         Dockerfile (FROM, WORKDIR, COPY) and the files that it copies
       tests/test_*.py      functions test_*, with assert
-      solution/            is not read
+      solution/            files that make the tests pass, put over the workspace's; not read beside a solve.sh
 
 Tests say what a program does: `from stats import mean` and `mean([1, 2])`, or `run("main.py", "7", stdin="...")`, which
 has returncode, stdout and stderr. Of pytest there is raises, approx and mark.parametrize. `open("out.txt")` and
@@ -42,14 +42,19 @@ FOLDER = re.compile(r"/[\w.-]+(?:/[\w.-]+)*/?")
 
 def read_tasks(folder: Path, bounds: Bounds | None = None) -> Iterator[Prompt]:
     """Yields a prompt for each task folder, in the order of their names. Raises BadInput."""
+    for task in task_folders(folder):
+        yield read_task(task, bounds)
+
+
+def task_folders(folder: Path) -> list[Path]:
+    """Returns the folders of tasks in the order of their names. Raises BadInput if there are none."""
     tasks = sorted(each.parent for each in Path(folder).glob("*/task.toml"))
     older = sorted(Path(folder).glob(f"*/{OLDER}"))
     if older:
         raise BadInput(f"{older[0]} is a task of the first Terminal-Bench. Fix: convert it to Harbor's format")
     if not tasks:
         raise BadInput(f"{folder} holds no tasks. Fix: name a folder with TASK/task.toml and TASK/instruction.md")
-    for task in tasks:
-        yield read_task(task, bounds)
+    return tasks
 
 
 def read_task(folder: Path, bounds: Bounds | None = None) -> Prompt:
@@ -65,6 +70,8 @@ def read_task(folder: Path, bounds: Bounds | None = None) -> Prompt:
         raise BadInput(f"{folder / 'environment'}: {error}. Fix: make it smaller, or raise the bounds") from error
     tests = _tests(folder / "tests", root, _modules(files))
     metadata: dict[str, Any] = {"files": files, "root": root, "tests": tests}
+    if solution := _solution(folder / "solution"):
+        metadata["solution"] = solution
     timeout_s = settings.get("verifier", {}).get("timeout_sec")
     if timeout_s is not None:
         if type(timeout_s) not in (int, float) or not timeout_s > 0:
@@ -134,6 +141,13 @@ def _environment(folder: Path) -> tuple[str, dict[str, str]]:
             case _:
                 raise _needs_container(path, f"`{line[:80]}`")
     return root, files
+
+
+def _solution(folder: Path) -> dict[str, str]:
+    """Returns the files of the reference, none where a script makes them: that would need a shell."""
+    if not folder.is_dir() or (folder / "solve.sh").exists():
+        return {}
+    return dict(_files_below(folder, ""))
 
 
 def _lines(text: str) -> list[str]:

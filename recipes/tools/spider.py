@@ -3,6 +3,8 @@ and a folder with DB_ID/DB_ID.sqlite or DB_ID.sqlite.
 
 Further .sqlite files in the folder of a database, as the test suites of Zhong et al. (2020) have them, are databases
 with the same tables and other rows: an answer must be right on each of them, and the model sees the first one only.
+
+A database above a bound does not travel with each call: SQLite reads it from the folder, which is mounted in the jail.
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ from typing import Any
 
 from engine.errors import BadInput
 from engine.types import Prompt
+from recipes.tools.database import Database, DatabaseFile
 from recipes.tools.generated_databases import ANSWER
+from sandbox.wire import DATA
 
 REFERENCE = ("query", "SQL", "sql")
 WAL = b"\x02\x02"  # bytes 18 and 19 of a file whose changes go to a second one; SQLite opens none in memory
 
 
 class DatabaseFolder:
-    """Finds databases by name in a folder. most_bytes: the largest that is read (`SqlLimits.database_bytes`)."""
+    """Finds databases by name in a folder, which is the sandbox's (`SandboxConfig.data`).
+
+    most_bytes: the largest that travels with each call (`SqlLimits.database_bytes`); larger ones are files in the jail.
+    """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder, self.most_bytes = Path(folder), most_bytes
@@ -35,16 +42,18 @@ class DatabaseFolder:
         paths = [*self.folder.glob("*.sqlite"), *self.folder.glob("*/*.sqlite")]
         return {path.relative_to(self.folder).as_posix(): path for path in paths}
 
-    def _find(self, name: str) -> bytes:
-        """Returns the bytes of DB_ID or DB_ID/FILE. Raises KeyError if there is none, BadInput for one too large."""
+    def _find(self, name: str) -> Database:
+        """Returns DB_ID or DB_ID/FILE. Raises KeyError if there is none, BadInput for one that the jail cannot read."""
         path = self._path(name)
-        size = path.stat().st_size
-        if size > self.most_bytes:
-            raise BadInput(
-                f"{path} has {size} bytes, more than the {self.most_bytes} that each call may carry. "
-                "Fix: raise database_bytes, or leave its questions out"
-            )
-        return path.read_bytes()
+        if path.stat().st_size <= self.most_bytes:
+            return path.read_bytes()
+        top, inside = self.folder.resolve(), path.resolve()
+        if not inside.is_relative_to(top):
+            raise BadInput(f"{path} is a link to {inside}, which the jail lacks. Fix: put the file into {self.folder}")
+        folders = [each for each in inside.parents if each.is_relative_to(top)]
+        if not inside.stat().st_mode & 0o4 or not all(each.stat().st_mode & 0o1 for each in folders):
+            raise BadInput(f"{path} cannot be read in the jail, by another user. Fix: chmod -R a+rX {self.folder}")
+        return DatabaseFile(f"{DATA}/{inside.relative_to(top).as_posix()}")
 
     def _path(self, name: str) -> Path:
         database, _, file = name.partition("/")
@@ -61,18 +70,24 @@ class DatabaseFolder:
 
     def schema(self, name: str) -> str:
         """Returns the CREATE statements of a database. Raises BadInput for a file that is none."""
-        content = self.find(name)
-        if not content:
-            raise BadInput(f"{self._path(name)} is empty. Fix: give it tables, or leave its questions out")
-        if content[18:20] == WAL:
-            raise BadInput(f"{self._path(name)} is in WAL mode. Fix: sqlite3 FILE 'PRAGMA journal_mode = DELETE'")
-        database = sqlite3.connect(":memory:")
+        content, path = self.find(name), self._path(name)
+        with path.open("rb") as file:
+            head = file.read(100)
+        if not head:
+            raise BadInput(f"{path} is empty. Fix: give it tables, or leave its questions out")
+        if head[18:20] == WAL:
+            raise BadInput(f"{path} is in WAL mode. Fix: sqlite3 FILE 'PRAGMA journal_mode = DELETE'")
+        is_file = isinstance(content, DatabaseFile)
+        database = sqlite3.connect(
+            f"{path.resolve().as_uri()}?mode=ro&immutable=1" if is_file else ":memory:", uri=True
+        )
         database.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
         try:
-            database.deserialize(content)
+            if isinstance(content, bytes):
+                database.deserialize(content)
             rows = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
         except sqlite3.Error as error:
-            raise BadInput(f"{self._path(name)} is no SQLite database: {error}") from error
+            raise BadInput(f"{path} is no SQLite database: {error}") from error
         finally:
             database.close()
         return ";\n".join(str(sql) for (sql,) in rows) + ";"

@@ -28,6 +28,7 @@ from recipes.tools.database import Databases, Find, SqlLimits
 from recipes.tools.files import prompts_by_epoch
 from recipes.tools.generated_databases import find, questions
 from recipes.tools.guest import TOOLS
+from recipes.tools.soundness import question_check, require_sound, verdicts_of
 from recipes.tools.spider import DatabaseFolder, read_questions
 from recipes.tools.sql_reward import Order, SqlReward
 
@@ -40,6 +41,7 @@ class Config(EvalOptions, SandboxOptions):
     held_out: Annotated[Path | None, "rows that are evaluated and never trained"] = None
     databases: Annotated[Path | None, "folder of DB_ID/DB_ID.sqlite, for data"] = None
     changes: Annotated[float, "share of the generated questions that ask for a change of the database"] = 0.3
+    check: Annotated[bool, "run all references of data and held_out before training"] = True
     order: Annotated[Order, "whether rows must come in the reference's order: where it has ORDER BY, or ..."] = (
         "reference"
     )
@@ -55,7 +57,7 @@ class Config(EvalOptions, SandboxOptions):
             raise ValueError(f"changes must be from 0 to 1, got {self.changes}")
 
     def training(self) -> TrainingConfig:
-        return replace(super().training(), sandbox=self.sandbox((TOOLS,)))
+        return replace(super().training(), sandbox=replace(self.sandbox((TOOLS,)), data=self.databases))
 
     def sources(self) -> tuple[Find, Iterator[Prompt], Iterator[Prompt]]:
         """Returns what finds a database, the questions to train on, and those that are held out."""
@@ -73,6 +75,10 @@ async def train(config: Config, run: Run) -> dict[str, Any]:
     async with training(config.training(), run, sinks=config.sinks(run)) as job:
         rollouts = job.rollouts([Databases(job.sandbox, find_database, config.sql)])
         reward = SqlReward(job.sandbox, find_database, config.sql, order=config.order)
+        if config.check and config.data is not None and config.databases is not None:
+            databases = DatabaseFolder(config.databases, config.sql.database_bytes)
+            asked = [*read_questions(config.data, databases), *held_out]
+            require_sound(await verdicts_of(asked, question_check(reward)))
         evaluation = await job.evaluation(held_out, reward, rollouts=rollouts, estimate=avg_at_k, **config.evaluating)
         return await job.run(
             [

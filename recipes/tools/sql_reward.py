@@ -13,8 +13,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from engine.ports import GraderUnavailable
-from engine.types import Trajectory
-from recipes.tools.database import MOST_GRADED_ROWS, NAME, SQL, Find, SqlLimits, database_of, request_for
+from engine.types import Prompt, Trajectory
+from recipes.tools.database import (
+    MOST_GRADED_ROWS,
+    NAME,
+    SQL,
+    Database,
+    DatabaseFile,
+    Find,
+    SqlLimits,
+    cannot_change,
+    database_of,
+    request_for,
+)
 from recipes.tools.guest import answer_of
 from sandbox import Sandbox, SandboxUnavailable
 from sandbox.require import one_of, require
@@ -66,7 +77,7 @@ class SqlReward:
         names = [metadata["database"], *metadata.get("also", ())]
         any_rows = False
         for name in names:
-            wanted = await self._wanted_rows(trajectory, name)
+            wanted = await self._wanted_rows(trajectory.prompt, name)
             if not await self._answers_the_same(trajectory, name, sql, wanted):
                 return 0.0
             any_rows = any_rows or bool(wanted["rows"])
@@ -74,12 +85,21 @@ class SqlReward:
             raise GraderUnavailable(f"prompt {trajectory.prompt.id}: the reference has no rows in {', '.join(names)}")
         return 1.0
 
-    async def _wanted_rows(self, trajectory: Trajectory, name: str) -> dict[str, Any]:
-        reference = trajectory.prompt.metadata["sql"]
+    async def ungraded(self, prompt: Prompt) -> str:
+        """Returns why a prompt has no grade, "" if it has one. Raises WrongReference if its reference does not run."""
+        metadata = prompt.metadata
+        if "changes" in metadata:
+            return "" if (await self._wanted_state(prompt))["changed"] else "the reference changes nothing"
+        names = [metadata["database"], *metadata.get("also", ())]
+        rows = [len((await self._wanted_rows(prompt, name))["rows"]) for name in names]
+        return "" if any(rows) else f"the reference has no rows in {', '.join(names)}"
+
+    async def _wanted_rows(self, prompt: Prompt, name: str) -> dict[str, Any]:
+        reference = prompt.metadata["sql"]
         key = (name, reference)
         if key not in self._wanted:
             said = await self._run("query", reference, self._find(name))
-            self._keep(key, _checked(said, trajectory, reference))
+            self._keep(key, _checked(said, prompt, reference))
         wanted: dict[str, Any] = self._wanted[key]
         return wanted
 
@@ -92,41 +112,48 @@ class SqlReward:
         return same_rows(wanted["rows"], said["rows"], ordered=ordered)
 
     async def _leaves_the_same(self, trajectory: Trajectory) -> bool:
-        metadata = trajectory.prompt.metadata
-        key = (metadata["database"], "\n".join(metadata["changes"]))
-        if key not in self._wanted:
-            before = database = database_of(trajectory.prompt, self._find)
-            for statement in metadata["changes"]:
-                database = await self._changed(trajectory, statement, database)
-            beginning, end = [
-                _checked(await self._run("contents", "", each), trajectory, "contents") for each in (before, database)
-            ]
-            end["changed"] = not _same_tables(beginning["tables"], end["tables"])
-            self._keep(key, end)
+        wanted = await self._wanted_state(trajectory.prompt)
         left = trajectory.states.get(NAME)
         if left is None:
             raise ValueError(f"the trajectory has no database. Fix: job.rollouts([Databases(...)]), named {NAME!r}")
         said = await self._run("contents", "", left or database_of(trajectory.prompt, self._find))
         if said is None or "error" in said:
             return False
-        if not _same_tables(self._wanted[key]["tables"], said["tables"]):
+        if not _same_tables(wanted["tables"], said["tables"]):
             return False
-        if not self._wanted[key]["changed"]:
+        if not wanted["changed"]:
             raise GraderUnavailable(f"prompt {trajectory.prompt.id}: the reference changes nothing")
         return True
 
-    async def _changed(self, trajectory: Trajectory, statement: str, database: bytes) -> bytes:
+    async def _wanted_state(self, prompt: Prompt) -> dict[str, Any]:
+        """Returns the tables that the reference leaves, and whether they are others than before."""
+        key = (prompt.metadata["database"], "\n".join(prompt.metadata["changes"]))
+        if key not in self._wanted:
+            before = database = database_of(prompt, self._find)
+            if isinstance(before, DatabaseFile):
+                raise cannot_change(prompt, before)
+            for statement in prompt.metadata["changes"]:
+                database = await self._changed(prompt, statement, database)
+            beginning, end = [
+                _checked(await self._run("contents", "", each), prompt, "contents") for each in (before, database)
+            ]
+            end["changed"] = not _same_tables(beginning["tables"], end["tables"])
+            self._keep(key, end)
+        wanted: dict[str, Any] = self._wanted[key]
+        return wanted
+
+    async def _changed(self, prompt: Prompt, statement: str, database: Database) -> bytes:
         said, files = await self._ask("execute", statement, database)
-        _checked(said, trajectory, statement)
+        _checked(said, prompt, statement)
         return files["database"]
 
     async def _run(
-        self, command: str, sql: str, database: bytes, most_rows: int = MOST_GRADED_ROWS
+        self, command: str, sql: str, database: Database, most_rows: int = MOST_GRADED_ROWS
     ) -> dict[str, Any] | None:
         return (await self._ask(command, sql, database, most_rows))[0]
 
     async def _ask(
-        self, command: str, sql: str, database: bytes, most_rows: int = MOST_GRADED_ROWS
+        self, command: str, sql: str, database: Database, most_rows: int = MOST_GRADED_ROWS
     ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
         """Returns what a statement answers, None if a limit ended it, and the files that it returns.
 
@@ -139,7 +166,10 @@ class SqlReward:
             raise GraderUnavailable(str(error)) from error
         if result.outcome == "lost":
             raise GraderUnavailable("the sandbox lost a statement")
-        return answer_of(result.stdout) if result.outcome == "ok" else (None, {})
+        said, files = answer_of(result.stdout) if result.outcome == "ok" else (None, {})
+        if said is not None and "missing" in said:
+            raise GraderUnavailable(f"a database is not there: {said['missing']}")
+        return said, files
 
     def _keep(self, key: tuple[str, str], wanted: Any) -> None:
         self._wanted[key] = wanted
@@ -147,14 +177,14 @@ class SqlReward:
             self._wanted.popitem(last=False)
 
 
-def _checked(said: dict[str, Any] | None, trajectory: Trajectory, reference: str) -> dict[str, Any]:
+def _checked(said: dict[str, Any] | None, prompt: Prompt, reference: str) -> dict[str, Any]:
     """Returns what a reference answers. Raises WrongReference for one that no answer could equal."""
     problem = "it was stopped by a limit" if said is None else said.get("error")
     if said is not None and any(len(each.get("rows", ())) > MOST_GRADED_ROWS for each in (said, *_tables(said))):
         problem = f"it has more than {MOST_GRADED_ROWS} rows"
     if said is None or problem:
         raise WrongReference(
-            f"prompt {trajectory.prompt.id}: the reference {reference!r:.200} does not run: {problem}. "
+            f"prompt {prompt.id}: the reference {reference!r:.200} does not run: {problem}. "
             "Fix: leave the prompt out, or correct it"
         )
     return said

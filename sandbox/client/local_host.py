@@ -134,6 +134,7 @@ class LocalHost:
             "session_memory_bytes": config.session_memory_bytes,
             "nsjail": config.nsjail,
             "python": config.python,
+            "data": None if config.data is None else str(config.data.absolute()),
             "isolation": config.isolation,
         }
         command = [sys.executable, "-P", "-m", "sandbox.host", msgspec.json.encode(given).decode()]

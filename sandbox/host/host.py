@@ -29,7 +29,7 @@ import uvloop
 import zmq
 
 from sandbox import keys, wire
-from sandbox.config import NO_JAIL, stays_here
+from sandbox.config import NO_JAIL, require_jailed_data, stays_here
 from sandbox.host import nsjail as jail
 from sandbox.host.pool import RECYCLE_CALLS, Pool
 from sandbox.host.slots import TierJail
@@ -212,6 +212,8 @@ class HostConfig:
     """Path of the nsjail executable."""
     python: str | None = None
     """Path of the Python that runs guest code; see SandboxConfig.python."""
+    data: str | None = None
+    """Folder of this machine that guest code may read, as /data; the node's SandboxConfig.data is for its own host."""
     isolation: Literal["nsjail", "none"] = "nsjail"
     """What jails the code: "nsjail", or "none", which runs code with all rights of this user."""
 
@@ -223,6 +225,7 @@ class HostConfig:
         if not 1 <= self.slots <= wire.MAX_SLOTS:
             raise ValueError(f"slots must be between 1 and {wire.MAX_SLOTS}, got {self.slots}")
         require_fields(self, positive, "session_memory_bytes", "recycle_calls", "silence_s")
+        require_jailed_data(self.data, self.isolation)
         self.read_tiers()
 
     def read_tiers(self) -> tuple[Tier, ...]:
@@ -241,7 +244,7 @@ async def serve(config: HostConfig, *, is_child: bool = False) -> int | str | No
     refusal: str | None
     try:
         # before ZeroMQ, since namespaces need a single thread
-        template = jail.build(config.nsjail, config.python, tiers, config.isolation)
+        template = jail.build(config.nsjail, config.python, tiers, config.isolation, config.data)
     except jail.JailUnavailable as error:
         refusal = str(error)
         mailbox = Mailbox(zmq.DEALER, lambda frames: None)

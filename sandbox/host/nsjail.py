@@ -3,7 +3,8 @@
 Invariants
 - Everything is mounted in the host process's own mount namespace, so nothing stays on the machine however it ends.
 - The tree holds, read-only, the guest's interpreter, its standard library and its installed packages, system libraries
-  and four device files. It has no package of the node, no /proc, /sys, /etc, no home, no sockets.
+  and four device files. It has no package of the node, no /proc, /sys, /etc, no home, no sockets. What else it holds
+  is the folder that a user names as `data`, read-only.
 - Jail ids map to ids that nobody uses, or to the caller's one id unless that is root: a jail never maps to root on the
   machine.
 - If something is missing, JailUnavailable is raised with one line: "cause. Fix: what to do". Nothing weaker is tried.
@@ -30,6 +31,7 @@ from sandbox.inside import linux, native
 from sandbox.inside.main_program import HOME
 from sandbox.inside.zygote import CANNOT_PRELOAD
 from sandbox.tiers import Tier
+from sandbox.wire import DATA
 
 Level = Literal["full", "no-cgroup", "none"]
 ID_COUNT = 8192
@@ -113,11 +115,16 @@ class JailTemplate:
         return [self.nsjail, *options, "--user", mapping, "--group", mapping, "--", *zygote]
 
 
-def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str) -> JailTemplate:
+def build(
+    nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolation: str, data: str | None = None
+) -> JailTemplate:
     """Enters namespaces of our own and builds the tree: once, while the process has a single thread.
 
-    nsjail, python: paths of executables; None for the default. Raises JailUnavailable.
+    nsjail, python: paths of executables; None for the default. data: a folder that guest code may read, None: none.
+    Raises JailUnavailable.
     """
+    if data is not None and not os.path.isdir(data):
+        raise JailUnavailable(f"data: no folder {data} on this machine. Fix: put it there, or leave data out")
     try:
         guest = interpreter.find(python, tiers)
         resolved = tuple(map(guest.resolve, tiers))
@@ -129,7 +136,7 @@ def build(nsjail: str | None, python: str | None, tiers: Sequence[Tier], isolati
     groups = open_groups()  # before the namespaces, in which this user may own nothing
     first_id = _enter_namespaces()
     try:
-        tree = _build_tree(guest)
+        tree = _build_tree(guest, data)
     except OSError as error:
         raise JailUnavailable(f"cannot stage the jail's files ({error}). Fix: {namespaces_fix()}") from error
     return JailTemplate(python=guest, tiers=resolved, nsjail=binary, tree=tree, first_id=first_id, groups=groups)
@@ -242,7 +249,7 @@ def _free_ids() -> int | None:
     return None
 
 
-def _build_tree(python: Interpreter) -> Path:
+def _build_tree(python: Interpreter, data: str | None) -> Path:
     """Builds the jail's root on a private tmpfs that any mapped id can traverse; returns its path."""
     os.umask(0o022)  # the ids of the jail must be able to traverse the tree; guest code inherits it
     mount_point = next(path for path in MOUNT_POINTS if path.is_dir())
@@ -250,6 +257,7 @@ def _build_tree(python: Interpreter) -> Path:
     sources = [*filter(None, of_python), *map(Path, (*LIBRARIES, *DEVICES))]
     opened = [(path, os.open(path, os.O_PATH)) for path in sources if path.exists() and not path.is_symlink()]
     links = {path: os.readlink(path) for path in sources if path.is_symlink()}
+    data_fd = None if data is None else os.open(data, os.O_PATH)  # before something is mounted over it
     if python.executable != python.binary:
         links[python.executable] = str(_path_in_jail(python.binary))
     # A flag here would be locked when nsjail remounts the tree.
@@ -276,6 +284,11 @@ def _build_tree(python: Interpreter) -> Path:
         if any(path.is_relative_to(other) for other in done) and path.is_dir():
             _bind(empty, nothing, _inside(tree, path))
     os.close(empty)
+    if data_fd is not None:
+        shown = tree / DATA.removeprefix("/")
+        shown.mkdir()
+        linux.bind_read_only(f"/proc/self/fd/{data_fd}", str(shown), linux.MS_NODEV)
+        os.close(data_fd)
     ours = tree / OURS.relative_to("/") / "sandbox" / INSIDE.name
     for source in INSIDE.rglob("*.py"):
         copied = ours / source.relative_to(INSIDE)

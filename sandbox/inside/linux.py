@@ -60,10 +60,10 @@ def unmount(target: str) -> None:
     _checked(f"umount {target}", _libc.umount2(target.encode(), MNT_DETACH))
 
 
-def bind_read_only(source: str, target: str) -> None:
-    """Binds `source` and all that is mounted below it, read-only."""
+def bind_read_only(source: str, target: str, flags: int = 0) -> None:
+    """Binds `source` and all that is mounted below it, read-only and with these flags of a mount."""
     mount(source, target, None, MS_BIND | MS_REC)
-    more = struct.pack("4Q", MS_RDONLY | MS_NOSUID, 0, 0, 0)  # set, cleared, propagation, user namespace
+    more = struct.pack("4Q", MS_RDONLY | MS_NOSUID | flags, 0, 0, 0)  # set, cleared, propagation, user namespace
     result = _libc.syscall(NR_MOUNT_SETATTR, AT_FDCWD, target.encode(), AT_RECURSIVE, more, ctypes.c_size_t(len(more)))
     _checked(f"mount_setattr {target} (from Linux 5.12)", result)
 

@@ -271,8 +271,9 @@ def files_of(given):
     return Snapshot(files={path: text.encode() for path, text in files.items()})
 
 
-def share(box, given):
-    return HiddenTests(box, wall_s=1.0).share_passed(files_of(given), {"test_hidden.py": TESTS}, 8.0)
+async def share(box, given, tests=TESTS):
+    prompt = replace(a_prompt(), metadata={"tests": {"test_hidden.py": tests}})
+    return (await HiddenTests(box, wall_s=1.0, total_s=8.0).report(prompt, files_of(given))).share
 
 
 async def honest(box):
@@ -300,7 +301,7 @@ async def test_no_solution_forges_its_verdict(box, name):
 @pytest.mark.parametrize("name", UNSOLVED)
 async def test_no_solution_passes_by_what_a_test_relies_on(box, name):
     tests, given = UNSOLVED[name]
-    assert await HiddenTests(box, wall_s=1.0).share_passed(files_of(given), {"test_h.py": tests}, 8.0) < 1.0
+    assert await share(box, given, tests) < 1.0
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

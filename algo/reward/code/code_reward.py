@@ -5,7 +5,8 @@ Invariants
 - A truncated rollout gets 0, and so does one without a program, or with one that exceeds a limit: a policy cannot
   escape its 0 by programs that hang.
 - What could not be graded through no fault of the program raises GraderUnavailable and is never a reward of 0: no
-  sandbox, a lost call, a machine too busy for the tests, a test that cannot be graded safely.
+  sandbox, a lost call, a machine too busy for the tests, a test that cannot be graded safely or lacks a module, a
+  checker that fails on the expected output. Such a problem is named once in the log.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from algo.reward.code.extract import program_in_answer
-from algo.reward.code.function_tests import Call, grade_functions
-from algo.reward.code.problem import FunctionTests, Tests, decode_problem
-from algo.reward.code.program_tests import grade_program
+from algo.reward.code.function_tests import MOST_ROUNDS, Call, TooManyCalls, grade_functions
+from algo.reward.code.problem import FunctionTests, Problem, ProgramTests, Tests, decode_problem
+from algo.reward.code.program_tests import CHECKER_FAILED, grade_program
 from algo.reward.code.runs import Graded
 from engine.ports import Grade, GraderUnavailable, ToolRunner
 from engine.types import StopReason, Trajectory
@@ -39,7 +40,7 @@ class CodeGrader:
     """Grades programs by tests, many at once over the slots of a sandbox.
 
     stop: whether the first test that fails ends a grading; the rest then counts as failed. limits: of each test.
-    at_once: the most calls of one program at a time.
+    at_once: the most calls of one program at a time. most_rounds: of a grading, see `grade_functions`.
 
         grader = CodeGrader(sandbox)
         graded = await grader.grade("def add(a, b): return a + b", tests)
@@ -47,9 +48,17 @@ class CodeGrader:
     """
 
     def __init__(
-        self, runner: ToolRunner, *, limits: Limits = TEST_LIMITS, stop: bool = False, at_once: int = 8
+        self,
+        runner: ToolRunner,
+        *,
+        limits: Limits = TEST_LIMITS,
+        stop: bool = False,
+        at_once: int = 8,
+        most_rounds: int = MOST_ROUNDS,
     ) -> None:
         require("CodeGrader.at_once", at_once, at_least(1))
+        require("CodeGrader.most_rounds", most_rounds, at_least(1))
+        self._most_rounds = most_rounds
         self._runner, self._limits, self._stop, self._at_once = runner, limits, stop, at_once
         self._calls: dict[FunctionTests, list[Call]] = {}
 
@@ -66,8 +75,27 @@ class CodeGrader:
             return await grade_program(
                 program, tests, self._runner, self._limits, stop=self._stop, at_once=self._at_once
             )
+        try:
+            return await self._grade_functions(program, tests)
+        except TooManyCalls as error:
+            # Where a right program made fewer, it is the results of this one that make the tests ask for ever.
+            if tests not in self._calls and tests.reference and program != tests.reference:
+                await self._grade_functions(tests.reference, tests)
+            if tests not in self._calls:
+                raise
+            return Graded.all_failed(cases, str(error))
+
+    async def _grade_functions(self, program: str, tests: FunctionTests) -> Graded:
         known = self._calls.get(tests, ())
-        graded, calls = await grade_functions(program, tests, self._runner, self._limits, stop=self._stop, known=known)
+        graded, calls = await grade_functions(
+            program,
+            tests,
+            self._runner,
+            self._limits,
+            stop=self._stop,
+            known=known,
+            most_rounds=self._most_rounds,
+        )
         if all(graded.passed) and tests not in self._calls:  # of another program's calls some may be its own idea
             if len(self._calls) >= REMEMBERED:
                 del self._calls[next(iter(self._calls))]
@@ -79,7 +107,8 @@ class CodeReward:
     """Grades a trajectory by the hidden tests of its prompt, whose `answer` is a Problem (`encode_problem`).
 
     score: "all" is 1.0 if all tests pass, else 0.0, and stops at the first that fails; "share" is the share of tests
-    that pass. The grade has that share as the score `tests`; with "all" it counts up to the first failure.
+    that pass. The grade has that share as the score `tests`; with "all" it counts up to the first failure. Where there
+    is a checker, the score `checker_failed` is 1.0 if what the program printed made it fail.
     program: finds the program, by default in the last ```python block of the last turn. The system message or the
     question has to ask for it; if the first SUSPICIOUS trajectories have none, that is logged.
     """
@@ -99,7 +128,7 @@ class CodeReward:
         self.grader = CodeGrader(runner, limits=limits, stop=score == "all", at_once=at_once)
         self._problem = functools.lru_cache(64)(decode_problem)
         self._without: int | None = 0  # None: a program was seen, or the warning was given
-        self._refused: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     async def __call__(self, trajectory: Trajectory) -> Grade:
         """Raises GraderUnavailable."""
@@ -112,12 +141,21 @@ class CodeReward:
         try:
             graded = await self.grader.grade(program, problem.hidden)
         except ValueError as error:
-            if problem.name not in self._refused:
-                self._refused.add(problem.name)
-                log.warning("%s is not trained: %s", problem.name, error)
+            self._warn_once(problem, "is not trained", str(error))
             raise GraderUnavailable(f"{problem.name}: {error}") from error
         reward = float(all(graded.passed)) if self.score == "all" else graded.share
-        return Grade(reward=reward, scores={"tests": graded.share})
+        scores = {"tests": graded.share}
+        if isinstance(problem.hidden, ProgramTests) and problem.hidden.checker:
+            failures = [detail for detail in graded.details if detail.startswith(CHECKER_FAILED)]
+            scores["checker_failed"] = float(bool(failures))
+            if failures:
+                self._warn_once(problem, "has answers that count as wrong", failures[0])
+        return Grade(reward=reward, scores=scores)
+
+    def _warn_once(self, problem: Problem, what: str, reason: str) -> None:
+        if (problem.name, what) not in self._warned:
+            self._warned.add((problem.name, what))
+            log.warning("%s %s: %s", problem.name, what, reason)
 
     def _look_for_programs(self, program: str | None) -> None:
         """Warns once if no trajectory has a program."""

@@ -3,6 +3,9 @@
 Each case is a jailed call of the program, which gets its input on stdin and nothing else. It passes if the program
 ended with exit code 0 within the limits, its output was not cut, and the output is right. The comparison is made here,
 on text, or by the data set's checker in a jailed call of its own.
+
+A checker that fails (it raises, exits or exceeds a limit) is asked about its case's own expected output. If it fails on
+that too, the fault is ours: ValueError. If not, what the program printed has brought it about, and the case has failed.
 """
 
 from __future__ import annotations
@@ -24,10 +27,15 @@ request = json.loads(sys.stdin.buffer.read())
 channel = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 space = {"__name__": "checker"}
-exec(compile(request["checker"], "checker.py", "exec", 0, True), space)
-right = any(space["check"](request["stdin"], text, request["printed"]) for text in request["expected"])
-os.write(channel, b"right" if right else b"wrong")
+try:
+    exec(compile(request["checker"], "checker.py", "exec", 0, True), space)
+    right = any(space["check"](request["stdin"], text, request["printed"]) for text in request["expected"])
+    verdict = "right" if right else "wrong"
+except BaseException as error:
+    verdict = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+os.write(channel, verdict.encode("utf-8", "replace"))
 """
+CHECKER_FAILED = "the checker fails with "
 
 
 class _Failed(Exception):
@@ -39,7 +47,7 @@ async def grade_program(
 ) -> Graded:
     """Returns how the cases ended. stop: the first failure ends the grading. at_once: the most calls at a time.
 
-    Raises GraderUnavailable, and ValueError for a checker that does not work.
+    Raises GraderUnavailable, and ValueError naming a case on whose expected output the checker fails.
     """
     verdicts: list[tuple[str, str]] = [("failed", NOT_RUN)] * len(tests.cases)
     slots = asyncio.Semaphore(at_once)
@@ -69,7 +77,13 @@ async def _complaint(program: str, case: Case, tests: ProgramTests, runner: Tool
         last = result.stderr.strip().rpartition("\n")[2]
         return f"{result.outcome if result.outcome != 'ok' else 'output'}: {last}"[:200]
     if tests.checker:
-        right = await _checked(case, result.stdout, tests.checker, runner, limits)
+        verdict = await _checked(case, result.stdout, tests.checker, runner, limits)
+        if verdict not in VERDICTS:
+            own = await _checked(case, case.expected[0], tests.checker, runner, limits)
+            if own not in VERDICTS:
+                raise ValueError(f"{CHECKER_FAILED}{own} on the expected output of the input {case.stdin!r:.80}")
+            return f"{CHECKER_FAILED}{verdict} on {result.stdout[:80]!r}"
+        right = verdict == "right"
     else:
         right = await asyncio.to_thread(_any, result.stdout, case, tests)  # an output may have a MiB
     return "" if right else f"printed {result.stdout[:80]!r}"
@@ -79,13 +93,13 @@ def _any(printed: str, case: Case, tests: ProgramTests) -> bool:
     return any(same(printed, expected, tests.rule, tests.tolerance) for expected in case.expected)
 
 
-async def _checked(case: Case, printed: str, checker: str, runner: ToolRunner, limits: Limits) -> bool:
+VERDICTS = ("right", "wrong")
+
+
+async def _checked(case: Case, printed: str, checker: str, runner: ToolRunner, limits: Limits) -> str:
+    """Returns the checker's verdict, or how it failed."""
     request = {"checker": checker, "stdin": case.stdin, "expected": case.expected, "printed": printed}
     result = await run(runner, with_imports(CHECKER, checker), json.dumps(request), limits)
     if result.outcome == "timeout" and result.cpu_s < limits.cpu_s / 2:
         raise GraderUnavailable(f"the checker got only {result.cpu_s:.1f} s of CPU in {result.wall_s:.1f} s")
-    if result.outcome in ("timeout", "memory", "error"):
-        return False  # Only the printed text differs from a case that passes, so it has brought that about.
-    if result.stdout not in ("right", "wrong"):
-        raise GraderUnavailable(f"the checker gave no verdict: outcome {result.outcome!r}")
-    return result.stdout == "right"
+    return result.stdout if result.outcome == "ok" and result.stdout else f"outcome {result.outcome!r}"

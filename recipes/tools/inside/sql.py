@@ -30,10 +30,20 @@ WHOLE = 400  # characters of a text, and bytes of a blob, that are answered as t
 
 
 def read_request():
+    """Returns the request and its database: a copy in memory, or a file of the jail that nobody can write to."""
     with open(0, "rb", closefd=False) as stdin:
         head, _, body = stdin.read().decode("utf-8", "surrogatepass").partition("\n")
     request = json.loads(head)
-    database = sqlite3.connect(":memory:", isolation_level=None)
+    if "file" in request:
+        try:
+            with open(request["file"], "rb"):
+                pass
+        except OSError as error:
+            answer({"missing": f"{request['file']}: {error.strerror}"})
+        uri = f"file:{''.join(f'%{byte:02x}' for byte in request['file'].encode())}?mode=ro&immutable=1"
+        database = sqlite3.connect(uri, uri=True, isolation_level=None)
+    else:
+        database = sqlite3.connect(":memory:", isolation_level=None)
     # Real databases hold texts in other encodings too.
     database.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
     content = body.encode("latin-1")
@@ -44,8 +54,9 @@ def read_request():
 
 def guard(database, request, reading):
     """Lets a connection do no more than the model may. reading: nothing may be changed."""
-    page = database.execute("PRAGMA page_size").fetchone()[0]
-    database.execute(f"PRAGMA max_page_count = {max(1, request['most_bytes'] // page)}")
+    if "file" not in request:
+        page = database.execute("PRAGMA page_size").fetchone()[0]
+        database.execute(f"PRAGMA max_page_count = {max(1, request['most_bytes'] // page)}")
     database.execute("PRAGMA temp_store = MEMORY")
     database.execute("PRAGMA trusted_schema = OFF")
     for limit, value in (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from algo.reward.code.code_reward import CodeGrader
-from algo.reward.code.problem import FunctionTests
+from algo.reward.code.code_reward import CodeGrader, CodeReward
+from algo.reward.code.function_tests import TooManyCalls
+from algo.reward.code.problem import Case, FunctionTests, ProgramTests
 from recipes.code.run_tests import RunTests
 from sandbox import Limits, Sandbox
 from tests.support.code_problems import TASKS, solution
+from tests.unit.algo.reward.test_code_reward import a_solution
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(cpu_s=1.0, wall_s=30.0, memory_bytes=512 << 20, output_bytes=1 << 20)
@@ -163,3 +165,92 @@ async def test_a_share_counts_what_passes_behind_a_failure(box: Sandbox) -> None
     program, tests = "def drop_zeros(values): return 0", TASKS["2"].problem.hidden
     assert (await CodeGrader(box, limits=LIMITS).grade(program, tests)).passed == (False, True, False)
     assert (await CodeGrader(box, limits=LIMITS, stop=True).grade(program, tests)).passed == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("test", "program"),
+    [
+        ("for x in range(700):\n    assert f(x) == x + 1", "def f(x): return x + 1"),
+        ("assert [f(x) for x in range(700)] == [*range(1, 701)]", "def f(x): return x + 1"),
+        ("assert all(f(x) == x + 1 for x in range(700))", "def f(x): return x + 1"),
+        ("x = 0\nwhile x < 700:\n    assert f(x) == x + 1\n    x += 1", "def f(x): return x + 1"),
+        (
+            "for x in range(700):\n    r = f(x)\n    assert abs(r - x) < 1e-9\n    assert not r < x",
+            "def f(x): return x",
+        ),
+        ("import random\nfor _ in range(700):\n    x = [random.random()]\n    assert f(x) == x", "def f(x): return x"),
+    ],
+)
+async def test_a_right_program_passes_tests_of_many_calls(box: Sandbox, test: str, program: str) -> None:
+    """And the first grading takes three jailed calls, not two for each call of a test."""
+    grader, before = CodeGrader(box, limits=LIMITS), box.stats.outcomes.total()
+    graded = await grader.grade(program, asserts(test))
+    assert graded.passed == (True,), graded.details
+    assert box.stats.outcomes.total() - before == 3
+    assert (await grader.grade("def f(x): return x + 1 if x != 333 else 0", asserts(test))).passed == (False,)
+
+
+@pytest.mark.parametrize(
+    ("test", "program"),
+    [
+        ("x = 0\nfor _ in range(5):\n    x = f(x)\nassert x == 5", "def f(x): return x + 1"),
+        ("x = 0\nwhile f(x) != 9:\n    x += 1\nassert x == 8", "def f(x): return x + 1"),
+        ("x = 0\nwhile True:\n    try:\n        f(x)\n    except KeyError:\n        break\n    x += 1\nassert x == 5",
+         "def f(x): return [1, 1, 1, 1, 1][x] if x < 5 else {}[x]"),
+        ("if f(1):\n    f(3)\nelse:\n    assert not f(2)\nassert not f(4)",
+         "def f(x):\n    while x == 3: pass\n    return False"),
+        ("def g():\n    f(1)\n    f(3)\ntry:\n    g()\nexcept ValueError:\n    pass\nassert f(4) == 4",
+         "def f(x):\n    while x == 3: pass\n    return x if x == 4 else int('no')"),
+        ("assert f(2) is None\nx = f()\nf(x + 1)\nassert [f(), f()] == [3, None]",
+         "s = []\ndef f(*x): return s.append(*x) if x else s.pop() if s else None"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stop", [True, False])
+async def test_calls_that_follow_from_results_are_found(box: Sandbox, test: str, program: str, stop: bool) -> None:
+    graded = await CodeGrader(box, limits=LIMITS, stop=stop).grade(program, asserts(test))
+    assert graded.passed == (True,), graded.details
+
+
+async def test_too_many_calls_fail_no_program_unless_a_right_one_makes_fewer(
+    box: Sandbox,
+) -> None:
+    endless = "x = 1\nwhile f(x) != 0:\n    x += 1"
+    grader = CodeGrader(box, limits=LIMITS, most_rounds=10)
+    with pytest.raises(TooManyCalls):
+        await grader.grade("def f(x): return 1", asserts(endless))
+    known = FunctionTests(functions=("f",), tests=(endless,), reference="def f(x): return 3 - x")
+    assert (await grader.grade("def f(x): return 1", known)).passed == (False,)
+    assert (await grader.grade("def f(x): return x - 3", known)).passed == (True,)
+
+
+@pytest.mark.parametrize("test", ["import no_such_module\nassert f(1) == 1", "from math import nothing\nassert f(1)"])
+async def test_a_test_that_lacks_a_module_is_refused_and_a_program_that_does_fails(box: Sandbox, test: str) -> None:
+    with pytest.raises(ValueError, match="sandbox lacks"):
+        await CodeGrader(box, limits=LIMITS).grade("def f(x): return x", asserts("assert f(1) == 1", test))
+    program = "def f(x):\n    import no_such_module"
+    assert (await CodeGrader(box, limits=LIMITS).grade(program, asserts("assert f(1) == 1"))).passed == (False,)
+
+
+def checked(checker: str, *expected: str) -> ProgramTests:
+    return ProgramTests(cases=(Case(stdin="", expected=expected or ("5",)),), checker=checker)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["raise KeyError(printed)", "exit()", "import no_such_module", "return [0] * 10**12", "while True: pass"],
+)
+async def test_a_checker_that_fails_on_the_expected_output_is_refused(box: Sandbox, body: str) -> None:
+    tests = checked(f"def check(stdin, expected, printed):\n    {body}")
+    with pytest.raises(ValueError, match="checker"):
+        await CodeGrader(box, limits=LIMITS).grade("print(5)", tests)
+
+
+async def test_a_program_that_makes_a_checker_fail_is_wrong_and_counted(box: Sandbox) -> None:
+    tests = checked("def check(stdin, expected, printed):\n    return int(printed) == int(expected)")
+    graded = await CodeGrader(box, limits=LIMITS).grade("print('five')", tests)
+    assert graded.passed == (False,)
+    assert "ValueError" in graded.complaint
+    reward = CodeReward(box, limits=LIMITS)
+    for shown, expected, failed in (("5", 1.0, 0.0), ("6", 0.0, 0.0), ("'five'", 0.0, 1.0)):
+        grade = await reward(a_solution(tests, f"print({shown})\n"))
+        assert (grade.reward, grade.scores["checker_failed"]) == (expected, failed)

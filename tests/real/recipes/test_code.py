@@ -74,3 +74,36 @@ def test_what_could_not_be_graded_is_a_gap_with_an_exit_status(tmp_path: Path) -
     ended = run(tmp_path, "grade.py", "data=data.jsonl")
     assert (ended.returncode, "line 2" in ended.stderr) == (1, True)
     assert json.loads(ended.stdout.splitlines()[-1]) == {"pass@1": 1.0}
+
+
+def test_problems_that_are_broken_are_named(tmp_path: Path) -> None:
+    def row(name: str, *tests: str, **more: object) -> dict[str, object]:
+        hidden = {"type": "functions", "functions": ["f"], "tests": tests, "reference": "def f(x): return x", **more}
+        return {"question": "q", "problem": {"name": name, "hidden": hidden}}
+
+    rows = [
+        row("sound", "assert f(1) == 1"),
+        row("wrong", "assert f(1) == 2"),
+        row("hollow", "f(1)"),
+        row("module", "import no_such_module\nassert f(1) == 1"),
+        row("hollow-too", "f(1)", reference=""),
+        {"question": "q", "problem": {"name": "blank", "hidden": {
+            "type": "programs", "cases": [{"stdin": "1", "expected": [""]}], "reference": ""}}},
+    ]  # fmt: skip
+    (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    ended = run(tmp_path, "grade.py", "data=data.jsonl")
+    assert ended.returncode == 1, ended.stderr
+    broken = [line.split(": ")[1] for line in ended.stdout.splitlines() if line.startswith("broken: ")]
+    assert sorted(broken) == ["blank", "hollow", "hollow-too", "wrong"]
+    assert "module: " in ended.stderr
+    assert "no_such_module" in ended.stderr
+
+
+def test_a_row_that_cannot_be_graded_ends_a_run_before_anything_starts(tmp_path: Path) -> None:
+    lines = EXAMPLES.read_text().splitlines()
+    refused = {"task_id": "x", "prompt": "p", "entry_point": "f", "test": "eval(1)"}
+    (tmp_path / "data.jsonl").write_text("\n".join([*lines[:10], json.dumps(refused), *lines[10:]]) + "\n")
+    ended = run(tmp_path, "train.py", "data=data.jsonl", f"held_out={EXAMPLES}", "steps=1", *SMALL)
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "line 11" in ended.stderr
+    assert "eval" in ended.stderr

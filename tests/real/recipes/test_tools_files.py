@@ -9,12 +9,15 @@ import pytest
 import pytest_asyncio
 
 from engine.contracts import check_world
+from engine.errors import BadInput
+from engine.ports import GraderUnavailable
 from engine.run.journal import Journal
 from recipes.tools.exercises import exercises
 from recipes.tools.guest import TOOLS
 from recipes.tools.harbor import read_task
-from recipes.tools.hidden_tests import HiddenTests
+from recipes.tools.hidden_tests import SUSPICIOUS, HiddenTests
 from recipes.tools.snapshot import Bounds, Snapshot
+from recipes.tools.soundness import require_sound, task_check, verdicts_of
 from recipes.tools.workspace import Workspaces
 from sandbox import Sandbox, SandboxConfig
 from tests.support.fakes import Gate, a_prompt
@@ -98,7 +101,10 @@ async def test_what_a_model_says_is_not_what_is_graded(box):
 async def test_an_honest_solution_passes_what_tests_may_say(box, solution, test):
     tests = {"test_h.py": f"import pytest\nfrom solution import f\n\ndef test_it():\n    {test}\n"}
     files = {"solution.py": solution.encode()}
-    assert await HiddenTests(box, wall_s=2.0).share_passed(Snapshot(files=files), tests, 20.0) == 1.0
+    report = await HiddenTests(box, wall_s=2.0).report(
+        replace(task(), metadata={"tests": tests}), Snapshot(files=files)
+    )
+    assert (report.share, report.complaint) == (1.0, "")
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -109,7 +115,7 @@ async def test_references_of_the_exercises_pass_and_their_beginnings_do_not(box,
 
     async def share(prompt, files):
         snapshot = Snapshot(files={path: text.encode() for path, text in files.items()})
-        return await reward.share_passed(snapshot, prompt.metadata["tests"], 20.0)
+        return (await reward.report(prompt, snapshot)).share
 
     for prompt in prompts:
         files, solution = prompt.metadata["files"], prompt.metadata["solution"]
@@ -241,3 +247,72 @@ async def test_a_task_of_harbors_shape_is_solved_and_graded(box, tmp_path):
     ]
     assert (await graded(box, prompt, solve, "Done."))[0] == 1.0
     assert (await graded(box, prompt, solve[:1], "Done."))[0] == 0.0
+
+
+SOLUTION = {"sums.py": "def total(a, b):\n    return a + b\n"}
+BROKEN = {
+    "a module that the jail lacks": "import no_such_module\n" + TESTS,
+    "a module that is nowhere": "from summs import total\n" + TESTS,
+    "an error at the top": "1 / 0\n" + TESTS,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_tests_that_run_nowhere_are_no_0_but_a_gap_that_is_said(box, caplog, name):
+    metadata = {"files": ADD, "tests": {"test_h.py": BROKEN[name]}, "solution": SOLUTION}
+    prompt = replace(a_prompt(0, "Correct it."), metadata=metadata)
+    reward, left = HiddenTests(box, wall_s=2.0), await episode(Workspaces(box), prompt, "x")
+    for _ in range(2):
+        with pytest.raises(GraderUnavailable, match="p0"):
+            await reward(left)
+    assert len([record for record in caplog.records if "p0" in record.message]) == 1
+
+
+async def test_tests_that_a_model_keeps_from_running_are_a_0(box, caplog):
+    metadata = {"files": ADD, "tests": {"test_h.py": TESTS + "total(1, 2)\n"}, "solution": SOLUTION}
+    prompt = replace(a_prompt(0, "Correct it."), metadata=metadata)
+    spoilt = await episode(Workspaces(box), prompt, tool("write_file", path="sums.py", text="1 / 0"), "x")
+    grade = await HiddenTests(box, wall_s=2.0)(spoilt)
+    assert (grade.reward, grade.scores) == (0.0, {"tests": 0.0, "tests_ran": 0.0})
+    assert not caplog.records
+
+
+async def test_tests_without_a_reference_that_never_run_are_said(box, caplog):
+    reward = HiddenTests(box, wall_s=2.0)
+    for number in range(SUSPICIOUS + 3):
+        prompt = replace(task(tests=BROKEN["a module that the jail lacks"]), id=f"mine@{number}")
+        assert (await reward(await episode(Workspaces(box), prompt, "x"))).reward == 0.0
+    [record] = caplog.records
+    assert "mine" in record.message
+    assert "no_such_module" in record.message
+
+
+CHECKED = {
+    "sound": (TESTS, SOLUTION, "", ""),
+    "fails on the reference": (TESTS, ADD, "fail on the reference", ""),
+    "passes on nothing": ("def test_it():\n    assert True\n", SOLUTION, "as it begins", ""),
+    "lacks a module": (BROKEN["a module that the jail lacks"], SOLUTION, "do not run", ""),
+    "never ends": ("while True: pass\n" + TESTS, SOLUTION, "timeout", ""),
+    "has no reference": (TESTS, {}, "", "no reference"),
+    "has none and does not run": (BROKEN["a module that is nowhere"], {}, "", "summs"),
+    "has none and passes on nothing": ("def test_it():\n    assert True\n", {}, "as it begins", ""),
+    "has a reference outside": (TESTS, {"../sums.py": ""}, "solution", ""),
+}
+
+
+async def test_a_check_names_the_tasks_that_are_broken_and_why(box):
+    prompts = [
+        replace(a_prompt(0, "x"), id=name, metadata={"files": ADD, "tests": {"test_h.py": tests}, "solution": solution})
+        for name, (tests, solution, _, _) in CHECKED.items()
+    ]
+    verdicts = await verdicts_of(prompts, task_check(HiddenTests(box, wall_s=2.0, total_s=3.0)))
+    assert [verdict.task for verdict in verdicts] == list(CHECKED)
+    for verdict in verdicts:
+        _, _, fault, note = CHECKED[verdict.task]
+        assert fault in verdict.fault, verdict
+        assert bool(fault) == bool(verdict.fault), verdict
+        assert note in verdict.note, verdict
+        assert bool(note) == bool(verdict.note), verdict
+    with pytest.raises(BadInput, match=r"6 of 9.*lacks a module"):
+        require_sound(verdicts)
+    require_sound([verdict for verdict in verdicts if not verdict.fault])

@@ -13,9 +13,10 @@ import pytest_asyncio
 from engine.contracts import check_world
 from engine.errors import BadInput
 from engine.ports import GraderUnavailable
-from recipes.tools.database import Databases, SqlLimits
+from recipes.tools.database import DatabaseFile, Databases, SqlLimits
 from recipes.tools.generated_databases import find, questions, tells
 from recipes.tools.guest import TOOLS
+from recipes.tools.soundness import question_check, require_sound, verdicts_of
 from recipes.tools.spider import DatabaseFolder, read_questions
 from recipes.tools.sql_reward import SqlReward, WrongReference, same_rows
 from sandbox import Sandbox, SandboxConfig
@@ -327,10 +328,96 @@ async def test_a_row_that_is_no_question_is_named(tmp_path, rows, word):
         list(read_questions(path, databases))
 
 
-async def test_a_database_that_is_too_large_is_named(tmp_path):
+async def test_a_database_above_the_bound_is_asked_where_it_lies(tmp_path):
+    """It has more bytes than a call may carry or a jail may write, and is graded as any other."""
+    path, _ = spider(tmp_path, size=300_000)
+    folder = DatabaseFolder(tmp_path / "database", 100)
+    assert (tmp_path / "database" / "pets" / "pets.sqlite").stat().st_size > 3 << 20
+    [prompt] = read_questions(path, folder)
+    assert isinstance(folder.find("pets"), DatabaseFile)
+    assert "CREATE TABLE pet" in prompt.messages[0]["content"]
+    turn = [
+        tool("query", sql="SELECT count(*) FROM pet"),
+        tool("query", sql="INSERT INTO pet VALUES (-1, 'cat')"),
+        tool("query", sql="ATTACH '/data/pets/pets_2.sqlite' AS other"),
+    ]
+    limits = SqlLimits(database_bytes=100)
+    async with Sandbox(SandboxConfig(slots=2, tiers=(TOOLS,), data=folder.folder)) as jail:
+        reward = SqlReward(jail, folder.find, limits)
+        for answer, value in (("SELECT count(id) FROM pet", 1.0), ("SELECT 300000", 0.0)):
+            trajectory = await episode(Databases(jail, folder.find, limits), prompt, turn, f"<answer>{answer}</answer>")
+            assert [use.outcome for use in trajectory.tool_uses] == ["ok", "error", "error"]
+            assert trajectory.tool_uses[0].response.splitlines()[1] == "300000"
+            assert trajectory.states == {"database": b""}
+            assert await reward(trajectory) == value
+
+
+async def test_a_large_database_cannot_be_changed_and_that_is_said(box, tmp_path):
+    spider(tmp_path)
+    folder = DatabaseFolder(tmp_path / "database", 100)
+    changing = question({"database": "pets", "changes": ["DELETE FROM pet"]})
+    with pytest.raises(ValueError, match=r"p0.*pets\.sqlite.*database_bytes"):
+        await episode(Databases(box, folder.find), changing, "x")
+    asking = await episode(Databases(box, folder.find), replace(changing, tools=("query",)), "x")
+    with pytest.raises(ValueError, match=r"p0.*pets\.sqlite"):
+        await SqlReward(box, folder.find)(asking)
+
+
+async def test_a_host_without_the_folder_is_no_fault_of_the_model(box, tmp_path):
+    spider(tmp_path)
+    folder = DatabaseFolder(tmp_path / "database", 100)
+    prompt = replace(question({"database": "pets", "sql": "SELECT count(*) FROM pet"}), tools=("query",))
+    world = Databases(box, folder.find)
+    asked = await episode(world, prompt, tool("query", sql="SELECT 1"), "x")
+    assert [use.outcome for use in asked.tool_uses] == ["lost"]
+    answered = await episode(world, prompt, "<answer>SELECT 3</answer>")
+    with pytest.raises(GraderUnavailable, match=r"pets\.sqlite"):
+        await SqlReward(box, folder.find)(answered)
+
+
+@pytest.mark.parametrize("why", ["a link", "a mode", "a folder's mode"])
+async def test_a_file_that_the_jail_cannot_read_is_named(tmp_path, why):
     path, _ = spider(tmp_path)
-    with pytest.raises(BadInput, match="database_bytes"):
+    place = tmp_path / "database" / "pets" / "pets.sqlite"
+    match why:
+        case "a link":
+            place.rename(tmp_path / "elsewhere.sqlite")
+            place.symlink_to(tmp_path / "elsewhere.sqlite")
+        case "a mode":
+            place.chmod(0o600)
+        case _:
+            place.parent.chmod(0o700)
+    with pytest.raises(BadInput, match="jail"):
         list(read_questions(path, DatabaseFolder(tmp_path / "database", 100)))
+
+
+async def test_a_check_names_the_references_that_do_not_run_or_ask_for_nothing(box):
+    prompts = [
+        replace(question(metadata), id=name)
+        for name, metadata in {
+            "sound": COUNT,
+            "changes": RAISED,
+            "nothing": NOBODY,
+            "broken": {**COUNT, "sql": "SELECT 1 FROM nowhere"},
+            "broken change": {**RAISED, "changes": ["DELETE FROM nowhere"]},
+            "endless": {
+                **COUNT,
+                "sql": "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT max(n) FROM r",
+            },
+        }.items()
+    ]
+    verdicts = await verdicts_of(prompts, question_check(SqlReward(box, find)))
+    found = {verdict.task: (bool(verdict.fault), bool(verdict.note)) for verdict in verdicts}
+    assert found == {
+        "sound": (False, False),
+        "changes": (False, False),
+        "nothing": (False, True),
+        "broken": (True, False),
+        "broken change": (True, False),
+        "endless": (True, False),
+    }
+    with pytest.raises(BadInput, match=r"3 of 6.*nowhere"):
+        require_sound(verdicts)
 
 
 async def test_a_database_is_a_world(box):

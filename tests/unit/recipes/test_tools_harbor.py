@@ -56,6 +56,14 @@ def test_a_task_without_a_dockerfile_begins_with_all_files_of_its_environment(tm
     assert sorted(prompt.metadata["files"]) == ["a.py", "app/src/c.py", "data.csv", "other.csv"]
 
 
+def test_files_of_the_solution_are_the_reference_unless_a_script_makes_them(tmp_path):
+    files = {"solution/b.py": "def f(x): return 2\n", "solution/src/c.py": "C = 2\n"}
+    scripted = read_task(task(tmp_path / "scripted", **files))
+    assert "solution" not in scripted.metadata
+    prompt = read_task(task(tmp_path / "plain", **files, **{"solution/solve.sh": None}))
+    assert prompt.metadata["solution"] == {"b.py": files["solution/b.py"], "src/c.py": files["solution/src/c.py"]}
+
+
 @pytest.mark.parametrize(
     ("file", "text", "word"),
     [

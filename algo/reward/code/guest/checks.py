@@ -1,12 +1,19 @@
 """Runs the tests of a data set on what a program answered, in a process in which the program never runs.
 
-It reads from standard input {"setup", "functions", "tests", "answers", "in_place", "stop"}: `answers` are pairs of call
-and answer in the order in which the program was called, an answer being a line of `candidate` or null. It prints JSON:
+It reads from standard input {"setup", "functions", "tests", "answers", "in_place", "stop", "collect", "most_calls"}:
+`answers` are pairs of call and answer in the order in which the program was called, an answer being a line of
+`candidate` or null. It prints JSON:
 
-    {"tests": [[verdict, detail], ...], "asked": [function, arguments] or null, "refused": [test, reason] or null}
+    {"tests": [[verdict, detail], ...], "calls": [[function, arguments], ...], "complete": bool,
+     "refused": [test, reason] or null}
 
-verdict: "passed" or "failed". The list ends before the test that has asked for an answer which is not there, and, with
-`stop`, after the first that failed. Each function under test is a stand-in that looks its answers up.
+verdict: "passed" or "failed". calls: what the tests called, in their order. complete: whether each call had an answer;
+if not, the last call is the first without one, and the list of verdicts ends before its test. With `stop` it also ends
+after the first that failed. Each function under test is a stand-in that looks its answers up.
+
+collect: whether to go on behind a call without an answer, to find calls that do not depend on it: it gives an Unknown,
+each statement that fails is left behind, and there are no verdicts. Such calls are a guess, as branches may go wrong.
+At most `most_calls` are collected.
 """
 
 
@@ -23,9 +30,24 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
     answers: dict = {}
     for call, answer in request["answers"]:
         answers.setdefault(tuple(call), []).append(answer)
-    asked: list = []
+    collect = request["collect"]
+    made: list = []
+    missing: list = []
     refused: list = []
     lost: list = []
+    of_program: list = []  # exceptions that stand-ins raised for it
+    loops = [0]  # `while` loops around the present statement: what is unknown must not decide how often they turn
+
+    def tell(verdicts):  # type: ignore[no-untyped-def]
+        reply = {
+            "tests": verdicts,
+            "calls": made,
+            "complete": not missing,
+            "refused": [number - 1, refused[0]] if refused else None,
+        }
+        with open(channel, "w", encoding="ascii") as output:
+            json.dump(reply, output)
+        os._exit(0)
 
     # A BaseException, and noted beside it: tests may catch what they like and cannot pass without an answer.
     class NoAnswer(BaseException):
@@ -37,17 +59,23 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
 
     def stand_in(name):  # type: ignore[no-untyped-def]
         def call(*positional, **named):  # type: ignore[no-untyped-def]
-            if asked or refused or lost:
+            if (missing or refused or lost) and not collect:
                 raise NoAnswer
             try:
                 key = (name, encode([positional, named]))
             except ValueError as error:
-                refused.append(f"{name} is called with what cannot leave the test: {error}")
+                if not collect:  # it may have been made of what is unknown
+                    refused.append(f"{name} is called with what cannot leave the test: {error}")
                 raise NoAnswer from None
+            made.append(key)
             waiting = answers.get(key)
             if not waiting:
-                asked.append(key)
-                raise NoAnswer
+                missing.append(key)
+                if not collect:
+                    raise NoAnswer
+                if len(made) >= request["most_calls"]:
+                    tell([])
+                return Unknown()
             line = waiting.pop(0)
             if line is None:
                 lose("no answer within the limits")
@@ -75,6 +103,7 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                 raised = exception(message)
             except TypeError:  # UnicodeDecodeError takes five arguments
                 raised = Exception(message)
+            of_program.append(raised)
             raise raised
 
         call.__name__ = name
@@ -86,19 +115,80 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
         value.clear()
         value.extend(new) if isinstance(value, list) else value.update(new)
 
-    space = {"__name__": "tests"}
-    verdicts = []
+    class Unknown:
+        """What a call without an answer gives while calls are collected: whatever is made of it is unknown too."""
+
+    def unknown(*_, **__):  # type: ignore[no-untyped-def]
+        return Unknown()
+
+    def nothing(*_):  # type: ignore[no-untyped-def]
+        raise NoAnswer
+
+    def true(*_):  # type: ignore[no-untyped-def]
+        return not loops[0] or nothing()
+
+    # What is made of it, what would have to be a value of Python's own types, and what is compared.
+    made_of_it = "neg pos abs invert round getitem call getattr"
+    arithmetic = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+    reflected = " ".join(f"r{name}" for name in arithmetic.split(" "))
+    own = "iter next len index int float complex str repr format hash reversed enter"
+    for names, method in (
+        (f"{made_of_it} {arithmetic} {reflected}", unknown),
+        (own, nothing),
+        ("eq ne lt le gt ge contains bool", true),
+    ):
+        for name in names.split(" "):
+            setattr(Unknown, f"__{name}__", method)
+
+    def compiled(code, name):  # type: ignore[no-untyped-def]
+        return compile(parted(code) if collect else code, name, "exec", 0, True, 0)
+
+    def parted(code):  # type: ignore[no-untyped-def]
+        """Returns the code with each statement in a `try` of its own, from which a failure is left behind.
+
+        Within a `while` loop only assertions are: another failure ends the loop, which might have no other end.
+        """
+        import ast
+
+        handlers = ast.parse("try: pass\nexcept (Exception, _NoAnswer): pass").body[0].handlers  # type: ignore[attr-defined]
+        enter, leave = ast.parse("_loops[0] += 1\n_loops[0] -= 1").body
+        defined = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+        whole = (*defined, ast.Global, ast.Nonlocal, ast.Return, ast.Break, ast.Continue, ast.Raise)
+
+        def attempt(body, handlers, leave=()):  # type: ignore[no-untyped-def]
+            return ast.Try(body=body, handlers=handlers, orelse=[], finalbody=[*leave], lineno=1, col_offset=0)
+
+        def alone(statement, looping):  # type: ignore[no-untyped-def]
+            outermost = isinstance(statement, ast.While) and not looping
+            if isinstance(statement, (ast.FunctionDef, ast.For, ast.If, ast.While)):
+                statement.body = [alone(each, looping or outermost) for each in statement.body]
+            if isinstance(statement, (ast.For, ast.If, ast.While)):
+                statement.orelse = [alone(each, looping or outermost) for each in statement.orelse]
+            if outermost:
+                return attempt([enter, attempt([statement], [], [leave])], handlers)
+            if isinstance(statement, whole) or (looping and not isinstance(statement, ast.Assert)):
+                return statement
+            return attempt([statement], handlers)
+
+        tree = ast.parse(code)
+        tree.body = [alone(each, False) for each in tree.body]
+        return tree
+
+    space = {"__name__": "tests", "_NoAnswer": NoAnswer, "_loops": loops}
+    verdicts: list = []
     for number, test in enumerate(["", *request["tests"]]):
         random.seed(0)  # the same calls each time
         lost.clear()
         detail = ""
         try:
             if number == 0:
-                exec(compile(request["setup"], "setup", "exec", 0, True, 0), space)
+                exec(compiled(request["setup"], "setup"), space)
                 space.update({name: stand_in(name) for name in request["functions"]})
                 continue
-            code = compile(test, f"test {number}", "exec", 0, True, 0)
+            code = compiled(test, f"test {number}")
         except BaseException as error:
+            if collect:
+                continue
             # A return outside of a function, say: such a test parses and does not compile.
             fault = "the setup fails with" if number == 0 else "it does not compile:"
             refused.append(f"{fault} {type(error).__name__}: {error}"[:300])
@@ -108,18 +198,15 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
             exec(code, space)
         except BaseException as error:
             detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        if asked or refused:
+            if isinstance(error, ImportError) and error not in of_program and not collect:
+                refused.append(f"it imports what the sandbox lacks: {error}"[:300])
+        if collect:
+            continue
+        if missing or refused:
             break
         if lost:
             detail = lost[0]
         verdicts.append(["failed" if detail else "passed", detail])
         if detail and request["stop"]:
             break
-    reply = {
-        "tests": verdicts,
-        "asked": asked[0] if asked else None,
-        "refused": [number - 1, refused[0]] if refused else None,
-    }
-    with open(channel, "w", encoding="ascii") as output:
-        json.dump(reply, output)
-    os._exit(0)
+    tell(verdicts)
