@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal
 import torch
 import transformers
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from algo.eval_stats import avg_at_k
 from algo.learner.config import LearnerConfig
@@ -58,7 +58,7 @@ from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, 
 from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
 from sandbox import TIERS, SandboxConfig, SandboxUnavailable
 from sandbox.printable import printable
-from sandbox.require import at_least, require
+from sandbox.require import Rule, at_least, require
 
 EVERYTHING = Mix(head=0.3, clean=0.4, err=0.3)  # the tokenizer learns its merges from it
 
@@ -74,10 +74,12 @@ class Config:
     manners_steps: Annotated[int, "phase B: steps of 32 demonstrations at learning rate 1e-3"] = 100
     eval_problems: Annotated[int, "held-out problems for the figures"] = 512
     threads: Annotated[int, "CPU threads of the learner"] = 2
+    experts: Annotated[int, "experts of each layer, of which a token takes two (0: a dense model)"] = 0
 
     def __post_init__(self) -> None:
         for name, least in {"craft_steps": 1, "manners_steps": 1, "eval_problems": 1, "threads": 1, "seed": 0}.items():
             require(name, getattr(self, name), at_least(least))
+        require("experts", self.experts, Rule("0 or at least 2", lambda count: count == 0 or count >= 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +137,7 @@ async def make(config: Config) -> dict[str, Any]:
     else:
         tokenizer = AutoTokenizer.from_pretrained(SHIPPED, trust_remote_code=False)
     chat = ChatTemplate(tokenizer)
-    model = new_model(config.seed, tokenizer)
+    model = new_model(config.seed, tokenizer, config.experts)
     figures: dict[str, Any] = {"parameters": sum(weight.numel() for weight in model.parameters())}
     with workspace() as folder:
         start = folder / "start"
@@ -152,26 +154,31 @@ async def make(config: Config) -> dict[str, Any]:
     return figures
 
 
-def new_model(seed: int, tokenizer: Any) -> Qwen3ForCausalLM:
-    """Returns a random Qwen3 of 508,992 parameters, fp32."""
+def new_model(seed: int, tokenizer: Any, experts: int = 0) -> PreTrainedModel:
+    """Returns a random Qwen3 of 508,992 parameters in fp32, or a mixture of experts: a Qwen3-MoE, 1,101,888 with 8.
+
+    experts: of each layer. The MLP of each has 96 hidden units and a token takes two; the dense one has 256.
+    """
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=128,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            intermediate_size=256,
-            tie_word_embeddings=True,
-            max_position_embeddings=1024,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-            pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
-            eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
-            bos_token_id=None,
-        )
-    )
+    fields: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 256,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "pad_token_id": tokenizer.convert_tokens_to_ids(PAD),
+        "eos_token_id": tokenizer.convert_tokens_to_ids(TURN_END),
+        "bos_token_id": None,
+    }
+    if not experts:
+        return AutoModelForCausalLM.from_config(Qwen3Config(**fields))
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+    return AutoModelForCausalLM.from_config(Qwen3MoeConfig(**fields, **mixture))
 
 
 async def train(phase: Phase, seed: int, chat: ChatTemplate, source: Path, target: Path) -> list[float]:

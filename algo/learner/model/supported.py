@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,10 +21,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import PrefixChange
 
 from algo.learner.model.attention import PACKED
+from algo.learner.model.experts import mixture_of
+from algo.learner.model.names import Filed, filed
 
 # Allowed difference in nats between a row and each trajectory alone. Of some fifty families, random and small in
 # float32, those that are scored right differ by 1e-6 to 1e-5 (rounding), those that are scored wrong by 4e-3 and more.
@@ -59,16 +60,12 @@ def _on_meta(source: PretrainedConfig, attention: str) -> PreTrainedModel:
 def check_structure(model: PreTrainedModel) -> None:
     """Raises ValueError for a model, which may be on the meta device, that cannot be trained."""
     kind = model.config.model_type
-    if expert := next(_experts(model), None):
-        raise ValueError(
-            f"{kind!r} is a mixture of experts ({expert}), which the learner cannot train: transformers keeps the "
-            "experts' weights fused, so replicas would not find them. Fix: take a dense model"
-        )
     if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList):
         raise ValueError(
             f"{kind!r} ({type(model.base_model).__name__}) has no list 'layers' of decoder layers, by which the "
             "learner shards a model. Fix: take a model that is built like Llama or Qwen"
         )
+    mixture_of(model)
     if rope := next((rope for rope in _ropes(model.config) if rope in ROPES_OF_THE_ROW), None):
         raise ValueError(
             f"its rope_type {rope!r} depends on the longest trajectory of a row, so the others would be scored wrong. "
@@ -185,26 +182,46 @@ def _one_line(error: BaseException) -> str:
 
 
 def check_names(model: PreTrainedModel, source: Path) -> None:
-    """Raises ValueError if transformers has given weights other names than the checkpoint's files have.
+    """Raises ValueError if weights would leave otherwise than the checkpoint's files have them.
 
+    Names and shapes of all are compared, and the values of what transformers cuts out of the first weight of each kind.
     A base model's files, whose names only lack the prefix, are accepted, since replicas know both.
+
+    model: loaded from source.
     """
-    conversions = get_model_conversion_mapping(model, add_legacy=False)
-    if all(isinstance(each, PrefixChange) for each in conversions):
-        return
-    filed: set[str] = set()
-    for file in source.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as content:
-            filed.update(content.keys())
-    if renamed := {name for name, _ in model.named_parameters()} - filed:
+    kind = model.config.model_type
+    places = {name: file for file in source.glob("*.safetensors") for name in _names_in(file)}
+    parts = filed(_on_meta(model.config, "eager"))
+    prefix = f"{model.base_model_prefix}."
+    if renamed := {
+        part.name
+        for each in parts.values()
+        for part in each
+        if part.name not in places and part.name.removeprefix(prefix) not in places
+    }:
         raise ValueError(
             f"its weights would leave under other names than they have in its files, {min(renamed)} first: replicas "
-            f"would not find them. Fix: take a model of another family than {model.config.model_type!r}"
+            f"would not find them. Fix: take a model of another family than {kind!r}, or files that its own "
+            "save_pretrained wrote"
         )
+    of_kinds = {re.sub(r"\d+", "N", name): name for name in reversed(parts) if _converted(name, parts[name])}
+    for name in of_kinds.values():
+        weight = model.get_parameter(name).detach()
+        for part in parts[name]:
+            own_name = part.name if part.name in places else part.name.removeprefix(prefix)
+            with safe_open(places[own_name], framework="pt") as content:
+                own = content.get_tensor(own_name)
+            if own.shape != part.shape or not torch.equal(own.to(weight.dtype), part.of(weight)):
+                raise ValueError(
+                    f"{part.name} would leave with other values than it has in its files: replicas would compute with "
+                    f"them. Fix: take a model of another family than {kind!r}"
+                )
 
 
-def _experts(model: nn.Module) -> Iterator[str]:
-    """Yields the names of the modules that hold a layer's experts."""
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == "experts" or type(module).__name__.endswith("Experts"):
-            yield name
+def _converted(name: str, parts: Sequence[Filed]) -> bool:
+    return [part.name for part in parts] != [name]
+
+
+def _names_in(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as content:
+        return list(content.keys())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from algo.learner.model.lora import adapters, merged
+from algo.learner.model.names import by_file
 from algo.learner.model.sharding import sharding_mesh
 from algo.weights.layout import BUCKET_BYTES, Layout, Transport
 from algo.weights.transport import Gloo, Shm, Silent
@@ -81,12 +82,14 @@ def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[st
 
 @torch.no_grad()
 def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields unsharded weights under their Hugging Face names, adapters merged, without a tied head.
+    """Yields unsharded weights as the checkpoint's files have them (`algo.learner.model.names`), adapters merged, without
+    a tied head.
 
-    It is a collective: every rank goes through all of them.
+    Those of one weight of the model are views of it, and only some weights are gathered at a time, so no second copy of
+    the model is held. It is a collective: every rank goes through all of them.
     """
-    for name, weight in merged(scorer, Gathered(scorer.parameters())):
-        yield name.removeprefix("model."), weight
+    weights = merged(scorer, Gathered(scorer.parameters()))
+    yield from by_file(scorer.get_submodule("model"), ((name.removeprefix("model."), each) for name, each in weights))
 
 
 @torch.no_grad()

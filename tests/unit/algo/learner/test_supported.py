@@ -42,13 +42,10 @@ WINDOW = {"sliding_window": 8}
 WINDOWED = {"Mistral": WINDOW, "Gemma3Text": {**WINDOW, "head_dim": 8}, "Phi3": WINDOW}
 
 REFUSED = {
-    "Qwen3Moe": ({**EXPERTS, "head_dim": 8}, r"'qwen3_moe' is a mixture of experts \(model\.layers\.0\.mlp\.experts\)"),
-    "Mixtral": (LOCAL_EXPERTS, "'mixtral' is a mixture of experts"),
-    "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, "'qwen3_next' is a mixture of experts"),
-    "GptOss": (LOCAL_EXPERTS, "'gpt_oss' is a mixture of experts"),
+    "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, r"'qwen3_next' gives a trajectory in a row .* nats"),
+    "GptOss": (LOCAL_EXPERTS, r"GptOssAttention needs s_aux.*LearnerConfig\(attention='sdpa'\)"),
     "GPT2": ({}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
-    "GPTNeoX": ({}, r"under other names .*, lm_head\.weight first.*'gpt_neox'"),
 }
 
 
