@@ -62,6 +62,14 @@ class LearnerConfig:
     metric is reference_kl."""
     reference_kl: ReferenceKl = "k3"
     """Estimator of that KL (`algo.loss.kl`): "k3" is the usual one, "k2" has the gradient of the divergence itself."""
+    train_router: bool = True
+    """Train the routers of a mixture of experts; False keeps them bit by bit as the checkpoint has them. Under adapters
+    they are frozen anyway. It must stay True for a dense model."""
+    load_balancing_coef: float = 0.0
+    """Coefficient of the load-balancing loss of a mixture of experts (`algo.learner.measure.expert_load`), which is
+    added to the loss of a minibatch and whose value is always the metric load_balancing. It counts the choices of the
+    whole minibatch; if that takes several passes, they are made once more without a gradient. It must stay 0 for a
+    dense model."""
     mismatch_tolerance: float | Literal["auto"] | None = "auto"
     """Largest allowed mean of |learner - sampler| of log-probabilities; a single token may be a hundred times as far
     off. It is checked in the first minibatch, on trajectories that the weights in training alone sampled (with a
@@ -141,11 +149,11 @@ class LearnerConfig:
         auto = Rule("'auto', None or positive", lambda value: value in ("auto", None) or value > 0)
         betas = Rule("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= x < 1 for x in value))
         targets = Rule("one name or more", lambda value: isinstance(value, tuple) and value != ())
-        switches = "share_prefix", "activation_offload", "offload_optimizer", "fp32_head"
+        switches = "share_prefix", "activation_offload", "offload_optimizer", "fp32_head", "train_router"
         rules = (
             (positive, ("lr", "adam_eps", "grad_clip", "lora_alpha")),
-            (finite, ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef")),
-            (at_least(0), ("weight_decay", "reference_kl_coef")),
+            (finite, ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef", "load_balancing_coef")),
+            (at_least(0), ("weight_decay", "reference_kl_coef", "load_balancing_coef")),
             (none_or(positive), ("steps", "peak_flops")),
             (auto, ("mismatch_tolerance",)),
             (within("[0, 1)"), ("decay_from",)),

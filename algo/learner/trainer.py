@@ -17,6 +17,7 @@ import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from algo.learner import hosts
 from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
+from algo.learner.measure.expert_load import ExpertLoad
 from algo.learner.measure.step_metrics import reduced, summary
 from algo.learner.measure.tokens import TokenNotes
 from algo.learner.model.attention import PACKED
@@ -117,6 +119,7 @@ class Trainer:
         self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
         self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
+        self.expert_load = ExpertLoad(self.scorer.model, config.load_balancing_coef, self.device)
         self.optimizer = adamw(self.trained, config)
         known = peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.peak_flops = config.peak_flops or known
@@ -231,6 +234,8 @@ class Trainer:
         micros = minibatch.micros
         totals = Totals(minibatch.loss_tokens, minibatch.sequences)
         counts, logprobs = [], []
+        if self.config.load_balancing_coef and (len(micros) > 1 or self.world_size > 1):
+            self._count_experts(micros)
         for index, micro in enumerate(micros):
             last = index == len(micros) - 1
             self.scorer.set_requires_gradient_sync(last or self.reshard_between_passes)
@@ -254,7 +259,7 @@ class Trainer:
         micros = minibatch.micros
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / self.copies
-        result = reduced(counts, square)
+        result = reduced(counts, square) | self.expert_load.metrics()
         mean_weight = _mean_weight(result) if self.normalizes else 1.0
         result["loss"] /= mean_weight
         norm = result["grad_norm"] = result.pop("square") ** 0.5 / mean_weight
@@ -300,7 +305,8 @@ class Trainer:
         live: int | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Adds the gradient of a microbatch; returns what it counted and the log-probabilities [M]."""
-        logprobs_M, top_MK, entropy_M = self._forward_with_top(micro)
+        with self.expert_load.counted(micro):
+            logprobs_M, top_MK, entropy_M = self._forward_with_top(micro)
         if self._notes is not None:
             logprobs_M.retain_grad()
         if self.proximal and proximal_M is None:
@@ -323,6 +329,8 @@ class Trainer:
             how: Aggregate = getattr(self.loss, "aggregate", "token")
             loss = loss + self.config.reference_kl_coef * aggregated(kl_M, tokens, totals, how)
             added["reference_kl"] = kl_M.detach().sum()
+        if self.config.load_balancing_coef:
+            loss = loss + self.expert_load.loss(micro)
         (loss * self.world_size).backward()  # FSDP averages over ranks, but the loss already counts the tokens of all
         if self._notes is not None:
             self._notes.add(micro, logprobs_M, entropy_M, scale=totals.tokens / self.world_size)
@@ -365,6 +373,15 @@ class Trainer:
         logprobs = [self.forward(micro, scorer)[0] for micro in micros]
         reshard(scorer or self.scorer)
         return logprobs
+
+    @torch.no_grad()
+    def _count_experts(self, micros: Sequence[MicroBatch]) -> None:
+        """Counts the choices of a minibatch before its passes, since the load-balancing loss of each needs them all."""
+        for micro in micros:
+            with self.expert_load.counted(micro):
+                self.forward(replace(micro, positions_M=micro.positions_M[:0], targets_M=micro.targets_M[:0]))
+        reshard(self.scorer)
+        self.expert_load.fix()
 
     def _reference_logprobs(self, minibatch: MiniBatch) -> list[Tensor] | None:
         """Returns those of this rank's targets under the reference, if there is one."""

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# Values of a minibatch as a whole, of which the step reports the mean.
+OF_A_MINIBATCH = ("load_balancing", "experts_unused")
 # These compare with the sampler only in the first minibatch, before the step has learnt anything.
 BEFORE_THE_UPDATE = ("mismatch_max", "mismatch_fresh_max")
 
@@ -47,6 +49,8 @@ def summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
                 metrics[name] = first[name] / first["mismatch_checked"]
         elif name in BEFORE_THE_UPDATE:
             metrics[name] = values[0]
+        elif name in OF_A_MINIBATCH:
+            metrics[name] = sum(values) / len(values)
         elif name not in metrics:
             metrics[name] = max(values) if name.endswith("_max") or name == "grad_norm" else sum(values) / tokens
     return metrics

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from algo.learner.measure.flops import Cost, cost_of
 from algo.learner.model.attention import activate, register
+from algo.learner.model.experts import freeze_routers
 from algo.learner.model.lora import add_adapters
 from algo.learner.model.recompute import checkpoint_layers
 from algo.learner.model.scorer import Scorer
@@ -61,6 +62,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     if config.lora_rank:
         with torch.device("meta"):
             add_adapters(model, config)
+    freeze_routers(model, config)
     checkpoint_layers(model, config)
     cost = cost_of(model)
     scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)

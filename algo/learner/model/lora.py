@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from algo.learner.model.experts import mixture_of
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -24,23 +26,37 @@ if TYPE_CHECKING:
 
 BASE = ".base_layer"  # peft's name for the layer that an adapter wraps
 ADAPTER = "default"
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
     """Wraps the layers named in `lora_targets` and freezes everything else.
 
-    Raises ValueError for a name without a layer, and for the embeddings and a head tied to them, which leave unmerged.
+    Raises ValueError for a name without a layer, for the embeddings and a head tied to them, which leave unmerged, and
+    for a mixture's experts and routers.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    embedded = model.get_input_embeddings().weight
     for target in config.lora_targets:  # peft ignores a name without a layer if another name has one
-        layers = [layer for name, layer in model.named_modules() if f".{name}".endswith(f".{target}")]
-        if not layers or any(getattr(layer, "weight", None) is embedded for layer in layers):
-            why = "which holds the embeddings" if layers else "which names no layer"
+        if why := _refusal(model, target):
             raise ValueError(f"LearnerConfig.lora_targets must not hold {target!r}, {why}, got {config.lora_targets}")
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=list(config.lora_targets))
     inject_adapter_in_model(lora, model, ADAPTER)
+
+
+def _refusal(model: PreTrainedModel, target: str) -> str:
+    """Returns why the layers of this name get no adapters; "" if they do."""
+    layers = [layer for name, layer in model.named_modules() if f".{name}".endswith(f".{target}")]
+    embedded = model.get_input_embeddings().weight
+    if any(getattr(layer, "weight", None) is embedded for layer in layers):
+        return "which holds the embeddings"
+    mixture = mixture_of(model)
+    routed = [part for layer in mixture for part in (layer.experts, layer.router)]
+    if layers and not any(layer in routed for layer in layers):
+        return ""
+    if not mixture:
+        return "which names no layer"
+    return f"since experts, whose weights are fused, and routers get no adapters (those of attention, {ATTENTION}, do)"
 
 
 @contextmanager

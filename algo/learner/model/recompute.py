@@ -6,6 +6,10 @@ Each kind keeps the layer's input. What is computed again costs operations that 
     attention  the outputs of attention and of its four projections: the MLP's two wide products are computed again
     selective  the outputs of attention and of all products: only norms, rotary embeddings and activations are
 
+In a mixture of experts, "attention" and "selective" keep the router's logits too, so that each token goes to the same
+experts again. "selective" keeps the outputs of the grouped products of the experts, for each token as many rows as it
+has experts; "attention" computes these and the wide products of shared experts again.
+
 Invariants
 - Gradients are those of a layer that keeps everything, up to rounding.
 - Products of adapters are computed again, since they are small and their outputs are as wide as the layer's.
@@ -17,10 +21,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import varlen  # noqa: F401  defines torch_attn::_varlen_attn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
+from transformers.integrations import moe  # noqa: F401  defines transformers::grouped_mm_fallback
+
+from algo.learner.model.experts import mixture_of
 
 if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig
@@ -35,6 +42,8 @@ ATTENTION = frozenset(
     }
 )
 PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+# The products of all experts of a layer with the tokens that were sent to each.
+GROUPED = frozenset({torch.ops.aten._grouped_mm.default, torch.ops.transformers.grouped_mm_fallback.default})
 
 
 def checkpoint_layers(model: PreTrainedModel, config: LearnerConfig) -> None:
@@ -43,24 +52,36 @@ def checkpoint_layers(model: PreTrainedModel, config: LearnerConfig) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if config.activation_checkpointing != "full":
-        wide = getattr(model.config, "intermediate_size", 0)
-        keeps = partial(_policy, wide, config.activation_checkpointing == "selective", config.lora_rank)
+        keeps = partial(_policy, _widths(model), config.activation_checkpointing == "selective", config.lora_rank)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keeps)
     model.gradient_checkpointing_enable(options)
     for layer in model.base_model.layers:
         layer.training = True  # transformers asks the layer, not its parts
 
 
-def _policy(wide: int, keeps_wide: bool, rank: int, _context: Any, operator: Any, *inputs: Any, **_: Any) -> Any:
+def _widths(model: PreTrainedModel) -> frozenset[int]:
+    """Returns the widths of activations in MLPs: that of dense layers, and those of experts, shared or not."""
+    widths = {getattr(model.config, "intermediate_size", 0)}
+    for layer in mixture_of(model):
+        block = model.get_submodule(layer.name.removesuffix(".experts"))
+        widths |= {size for module in block.modules() if isinstance(module, nn.Linear) for size in module.weight.shape}
+        widths |= {getattr(layer.experts, name, 0) for name in ("intermediate_dim", "intermediate_size")}
+    return frozenset(widths - {0, 1, model.config.hidden_size})
+
+
+def _policy(
+    widths: frozenset[int], keeps_wide: bool, rank: int, _context: Any, operator: Any, *inputs: Any, **_: Any
+) -> Any:
     """Returns whether an operator's output is kept. This is the interface of `create_selective_checkpoint_contexts`.
 
-    wide: width of the MLP's activations. rank: that of adapters, or 0.
+    widths: those of the MLPs' activations. rank: that of adapters, or 0.
     """
-    keeps = operator in ATTENTION or (operator in PRODUCTS and _keeps(inputs[-1], wide, keeps_wide, rank))
+    keeps = operator in ATTENTION or (operator in GROUPED and keeps_wide)
+    keeps = keeps or (operator in PRODUCTS and _keeps(inputs[-1], widths, keeps_wide, rank))
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _keeps(weight_IO: Tensor, wide: int, keeps_wide: bool, rank: int) -> bool:
+def _keeps(weight_IO: Tensor, widths: frozenset[int], keeps_wide: bool, rank: int) -> bool:
     """Returns whether a product by this weight is kept.
 
     That which narrows the MLP is its layer's last, so it is not computed again, unless that of its adapter follows.
@@ -68,6 +89,6 @@ def _keeps(weight_IO: Tensor, wide: int, keeps_wide: bool, rank: int) -> bool:
     inner, outer = weight_IO.shape
     if rank in (inner, outer):
         return False
-    if inner == wide:
+    if inner in widths:
         return rank > 0
-    return keeps_wide or outer not in (wide, 2 * wide)  # some models have both wide products in one
+    return keeps_wide or not (outer in widths or outer / 2 in widths)  # some models have both wide products in one
