@@ -11,6 +11,7 @@ K tokens that a teacher thinks likeliest at a position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -500,13 +501,19 @@ class LearnerNumbers:
     minibatch: int | None = None
 
 
+UNCOMPARED = math.inf
+"""Stands in the canary for the log-probability of a token that is not compared."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedWeights:
     """Weights that the learner has published, and its log-probabilities of the canary sequences under them.
 
-    path: where they are: a file (shm) or an address (gloo, nccl).
+    path: where they are: a file (shm) or an address (gloo, nccl). canary: UNCOMPARED for a token that rounding may send
+    to another expert of a mixture. further: sequences that the learner added to the fixed ones and scored after them.
     """
 
     path: str
     version: int
     canary: Floats
+    further: Sequence[Sequence[int]] = ()

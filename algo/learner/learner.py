@@ -135,6 +135,8 @@ class Learner:
         ready = messages.Ready(
             version=version,
             weights=weights,
+            canary_further=self.trainer.canary.further,
+            canary_gaps=self.trainer.canary.gaps,
             parameters=self.trainer.parameters,
             world_size=self.trainer.world_size,
             versions={name: importlib.metadata.version(name) for name in ("torch", "transformers")},
@@ -162,8 +164,14 @@ class Learner:
         if self._empty == EMPTY_BATCHES:
             raise Fatal(f"step {request.step}: {EMPTY_BATCHES} batches in a row held nothing to train on")
         weights, canary, seconds = self.publish(request.version) if request.version else ("", NO_CANARY, {})
-        metrics |= seconds
-        trained = messages.Trained(step=request.step, version=request.version, weights=weights, metrics=metrics)
+        metrics |= seconds | (self.trainer.canary.metrics if request.version else {})
+        trained = messages.Trained(
+            step=request.step,
+            version=request.version,
+            weights=weights,
+            metrics=metrics,
+            canary_further=self.trainer.canary.further if request.version else [],
+        )
         return trained, {**canary, **self.trainer.noted}
 
     def save(self, request: messages.Save) -> Answer:

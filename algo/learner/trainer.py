@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algo.learner import hosts
+from algo.learner.canary import Canary
 from algo.learner.measure.divergence import Diverged, Mismatched, first_not_finite, worst_mismatch
 from algo.learner.measure.expert_load import ExpertLoad
 from algo.learner.measure.step_metrics import reduced, summary
@@ -40,7 +41,6 @@ from algo.learner.model.lora import peft_settings
 from algo.learner.model.reference import Reference
 from algo.learner.model.scorer import Scorer
 from algo.learner.model.sharding import copies_of, reshard, reshard_between_passes
-from algo.learner.model.unsharded import UnshardedScorer
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.serialize import from_plain
@@ -124,8 +124,7 @@ class Trainer:
         known = peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.peak_flops = config.peak_flops or known
         self.reshard_between_passes = reshard_between_passes(config)
-        self.canary = [ids for ids in canary if len(ids) > 1]
-        self.canary_scorer = UnshardedScorer(self.scorer, config) if UnshardedScorer.fits(config) else self.scorer
+        self.canary = Canary(canary, self.scorer, config)
         self.trained_batches = 0
         self.heap = Heap()
         self.noted: dict[str, NDArray[np.float32]] = {}  # for the rows that the last step was asked about
@@ -412,23 +411,8 @@ class Trainer:
         return logprobs_N.numpy()
 
     def score_canary(self) -> NDArray[np.float32]:
-        """Returns log p(ids[1:]) of each fixed sequence under the current weights, concatenated."""
-        inputs = [np.asarray(ids[:-1]) for ids in self.canary] or [np.zeros(1, np.int64)]
-        lengths_S = [len(ids) for ids in inputs]
-        token_ids_RL = np.concatenate(inputs)[None]
-        position_ids_RL = np.concatenate([np.arange(length) for length in lengths_S])[None]
-        targets_M = np.asarray([target for ids in self.canary for target in ids[1:]], np.int64)
-        positions_M = np.arange(len(targets_M))
-        with torch.no_grad():
-            logprobs_M, _ = self.canary_scorer(
-                self._to_device(token_ids_RL),
-                self._to_device(position_ids_RL),
-                lengths_S,
-                self._to_device(positions_M),
-                self._to_device(targets_M),
-            )
-        reshard(self.scorer)
-        return logprobs_M.cpu().numpy()
+        """Returns the canary's log-probabilities under the current weights (`algo.learner.canary`)."""
+        return self.canary.score()
 
     def save(self, path: Path, *, chat_template: str | None = None, end_of_turn: int | None = None) -> None:
         """Writes a Hugging Face checkpoint (`algo.learner.state.export`). Raises OSError or SafetensorError."""

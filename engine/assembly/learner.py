@@ -44,8 +44,11 @@ async def agree_on_first_weights(
     *,
     canary: Sequence[Sequence[int]],
     weights_dir: Path,
-) -> None:
-    """Restores the learner and loads its weights into the replicas, before anything is sampled."""
+) -> str:
+    """Restores the learner and loads its weights into the replicas, before anything is sampled.
+
+    Returns what the canary cannot see of the model; empty if it covers all of it.
+    """
     fields = config.devices.learner_fields
     if config.replicas_config.quantization is not None and config.learner.mismatch_tolerance == "auto":
         fields["mismatch_tolerance"] = None  # the sampler is another model, which the loss corrects for
@@ -60,4 +63,5 @@ async def agree_on_first_weights(
     )
     async with fleet.rest():  # the learner may need their devices
         ready, logprobs = await learner.configure(message)
-    await fleet.update_weights(PublishedWeights(ready.weights, ready.version, logprobs))
+    await fleet.update_weights(PublishedWeights(ready.weights, ready.version, logprobs, ready.canary_further))
+    return ready.canary_gaps

@@ -651,7 +651,9 @@ async def _start(
         )
     )
     if learner is not None:
-        await agree_on_first_weights(learner, parts.fleet, config, state, canary=canary, weights_dir=folder)
+        gaps = await agree_on_first_weights(learner, parts.fleet, config, state, canary=canary, weights_dir=folder)
+        if gaps:
+            note(gaps)
         startup.reached("learner")
     # A full collection would walk the million objects of vLLM and torch, and block the loop for 0.3 s.
     gc.freeze()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.types import Floats, PublishedWeights
+from engine.types import UNCOMPARED, Floats, PublishedWeights
 
 # Half the distance from 1 to the next number: the largest relative error of one rounding.
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
@@ -74,13 +74,14 @@ def compare(replica: int, logprobs: Floats, weights: PublishedWeights, tolerance
     tolerance: for the mean; a single token may differ by ONE_TOKEN times as much. None: any number passes. Raises
     CanaryFailed with the numbers if the difference is larger, or not a number.
     """
-    per_token = np.abs(logprobs.astype(np.float64) - weights.canary)
+    compared = np.flatnonzero(weights.canary != UNCOMPARED)
+    per_token = np.abs(logprobs.astype(np.float64)[compared] - weights.canary[compared])
     if not per_token.size:
         return Difference(0.0, 0.0)
     difference = Difference(float(per_token.mean()), float(per_token.max()))
     bound = math.inf if tolerance is None else tolerance
     if not (difference.mean_abs <= bound and difference.max_abs <= ONE_TOKEN * bound):
-        at = int(per_token.argmax())
+        at = int(compared[per_token.argmax()])
         raise CanaryFailed(
             f"replica {replica} after weight update {weights.version}: log-probabilities of the canary's "
             f"{len(per_token)} tokens differ from the learner's by {difference.mean_abs:.2e} on average (tolerance "

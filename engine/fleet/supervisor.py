@@ -222,7 +222,7 @@ class Supervisor:
             self._timeline.span("replicas", f"load version {weights.version}", began, loaded, replica.index)
             if not self.canary:
                 return None
-            logprobs = await replica.logprobs(self.canary)
+            logprobs = await replica.logprobs([*self.canary, *weights.further])
             self._timeline.span("replicas", "canary", loaded, self._timeline.now(), replica.index)
         except ReplicaDied as error:
             self.mark_dead(replica, error)

@@ -74,7 +74,9 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Answer to Configure. The canary's log-probabilities follow as one frame.
 
-    weights: path of the published file, of version `version` (0 unless resumed).
+    weights: path of the published file, of version `version` (0 unless resumed). canary_further: sequences that follow
+    the canary's in Configure, so that each expert of a mixture is reached. canary_gaps: what it cannot see; empty if it
+    covers the model.
     """
 
     weights: str
@@ -82,11 +84,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     world_size: int
     versions: dict[str, str]
     version: int = 0
+    canary_further: list[list[int]] = []
+    canary_gaps: str = ""
 
 
 class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Answer to Train. The canary's log-probabilities [sum(len - 1)] follow as one frame, and, if rows were asked for,
-    `logprobs`, `entropy` and `logprob_gradient` of their tokens (`algo.learner.measure.tokens`).
+    `logprobs`, `entropy` and `logprob_gradient` of their tokens (`algo.learner.measure.tokens`). canary_further: as in
+    Ready, for these weights.
 
     weights: path of the published file. metrics: loss, grad_norm, entropy, clip fractions, importance-ratio statistics,
     seconds of each part.
@@ -96,6 +101,7 @@ class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     version: int
     weights: str
     metrics: dict[str, float]
+    canary_further: list[list[int]] = []
 
 
 class Saved(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -171,6 +171,7 @@ class Lead:
                 at_once=not self._rolling,
                 delta=None if delta is None else FileInfo(name=delta.name, size_bytes=delta.stat().st_size),
                 base=base,
+                canary_further=[list(ids) for ids in weights.further],
             )
         )
 

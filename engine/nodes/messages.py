@@ -219,9 +219,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=Tru
 class Announce(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
     """Lead -> node: weights of this version can be pulled.
 
-    canary: the learner's log-probabilities, float32. path, inode: where the file lies for a node of the same machine.
-    at_once: whether they are loaded as soon as they are pulled, or when a Load says so. delta: a file
-    (`engine.nodes.deltas`) that makes them from version `base`, for a node that has it; then `file` has a hash.
+    canary: the learner's log-probabilities, float32, of the fixed sequences and then of canary_further. path, inode:
+    where the file lies for a node of the same machine. at_once: whether they are loaded as soon as they are pulled, or
+    when a Load says so. delta: a file (`engine.nodes.deltas`) that makes them from version `base`, for a node that has
+    it; then `file` has a hash.
     """
 
     version: int
@@ -232,6 +233,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=T
     at_once: bool
     delta: FileInfo | None = None
     base: int = -1
+    canary_further: list[list[int]] = []
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):

@@ -225,7 +225,7 @@ class RolloutNode:
 
     async def _update(self, announce: Announce, path: Path) -> None:
         canary = np.frombuffer(announce.canary, np.float32)
-        await self._fleet.update_weights(PublishedWeights(str(path), announce.version, canary))
+        await self._fleet.update_weights(PublishedWeights(str(path), announce.version, canary, announce.canary_further))
         self._version = announce.version
         self._forget_older(path)
         self._tick()

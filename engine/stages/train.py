@@ -148,7 +148,7 @@ class TrainStage:
             trained, canary, numbers = await self._learn(step, groups)
             learnt = now()
             self.timeline.span("learner", f"step {step}", ready, learnt, 0, **trained.metrics)
-            weights = PublishedWeights(trained.weights, step, canary)
+            weights = PublishedWeights(trained.weights, step, canary, trained.canary_further)
             self.published(weights)
             difference = await self.fleet.update_weights(weights)
         live = now()

@@ -21,6 +21,8 @@ from algo.learner.model.scorer import Scorer
 from algo.learner.model.supported import empty
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from algo.learner.config import LearnerConfig
 
 
@@ -34,6 +36,11 @@ class UnshardedScorer:
             with torch.device("meta"):
                 add_adapters(model, config)
         self._empty = Scorer(model).eval()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that computes; it has no weights of its own."""
+        return self._empty.model
 
     @staticmethod
     def fits(config: LearnerConfig) -> bool:

@@ -82,10 +82,9 @@ def full_state(scorer: nn.Module, dtype: torch.dtype = torch.float32) -> dict[st
 
 @torch.no_grad()
 def named_weights(scorer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields unsharded weights as the checkpoint's files have them (`algo.learner.model.names`), adapters merged, without
-    a tied head.
+    """Yields unsharded weights under the names of the checkpoint's files, adapters merged, without a tied head.
 
-    Those of one weight of the model are views of it, and only some weights are gathered at a time, so no second copy of
+    Experts that the model holds together come one by one, as views (`algo.learner.model.names`), so no second copy of
     the model is held. It is a collective: every rank goes through all of them.
     """
     weights = merged(scorer, Gathered(scorer.parameters()))

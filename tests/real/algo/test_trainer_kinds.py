@@ -202,16 +202,16 @@ def test_the_canary_of_one_rank_takes_no_copy_of_the_weights_and_is_that_of_the_
     before = subject.score_canary()
     subject.train(batch(8))
     whole = subject.score_canary()
-    assert isinstance(subject.canary_scorer, UnshardedScorer)
+    assert isinstance(subject.canary.scorer, UnshardedScorer)
     assert all(isinstance(weight, DTensor) for weight in subject.scorer.parameters()), "none was gathered"
-    subject.canary_scorer = subject.scorer
+    subject.canary.scorer = subject.scorer
     assert np.array_equal(whole, subject.score_canary())
     assert not np.array_equal(whole, before)
 
 
 def test_the_canary_computes_in_the_dtype_of_the_passes(trainer):
     subject = trainer(dtype="bfloat16")
-    assert subject.canary_scorer is subject.scorer
+    assert subject.canary.scorer is subject.scorer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,209 @@
+"""Scores the canary: fixed sequences whose log-probabilities each replica must give too, after each weight update.
+
+In a mixture of experts a wrong expert shows only in tokens that are sent to it. So the learner, which knows where they
+are sent, adds sequences of random ids until each expert has a token, and names the experts that it cannot reach. Which
+experts tokens are sent to changes as the weights do: when an expert loses its last token, the search begins anew.
+
+Invariants
+- Every rank makes the same passes (each is a collective): what it decides by is rank 0's.
+- A token is compared only if rounding cannot send it, or one before it in its sequence, to another expert. The others
+  have UNCOMPARED in place of a log-probability, and count for no expert.
+
+Shape legend: L tokens of a row, M of them with a target, S sequences, E experts of a layer, k experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from algo.learner.model.experts import MixtureLayer, mixture_of
+from algo.learner.model.sharding import reshard
+from algo.learner.model.unsharded import UnshardedScorer
+from engine.types import UNCOMPARED
+
+if TYPE_CHECKING:
+    from algo.learner.config import LearnerConfig
+    from algo.learner.model.scorer import Scorer
+
+# In float32 a token is compared if the router's logits of the last expert taken and the first not taken are so far
+# apart; replicas and learner differ by 1e-6 to 1e-5 there. In bfloat16 they differ by what many tokens are apart, and
+# the canary's tolerance has room for them.
+TIE = 1e-4
+# The search: sequences that are tried in one pass, their tokens, passes at most, and sequences that are kept at most.
+TRIED, LENGTH, PASSES, KEPT = 64, 16, 4, 64
+
+Expert = tuple[int, int]  # decoder layer, expert
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where one layer sends the tokens of a row. margin_L: logits between the last expert taken and the next one."""
+
+    layer: MixtureLayer
+    experts_Lk: Tensor
+    margin_L: Tensor
+
+
+class Canary:
+    """The canary of a model in training. Every method is a collective."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], scorer: Scorer, config: LearnerConfig) -> None:
+        """sequences: the fixed ones; those without two tokens have nothing to score and are left out."""
+        self._fixed = [list(ids) for ids in sequences if len(ids) > 1]
+        self._sharded = scorer
+        self.scorer = UnshardedScorer(scorer, config) if UnshardedScorer.fits(config) else scorer
+        """What computes: the model in training, or its weights without the copy that sharding takes."""
+        self._layers = mixture_of(self.scorer.model) if self._fixed else []
+        self._exact = config.dtype == config.weights_dtype == "float32"
+        self.further: list[list[int]] = []
+        """The sequences that were added to reach more experts; they follow the fixed ones."""
+        self.unreached: set[Expert] = set()
+        """The experts that no compared token is sent to, under the weights that were scored last."""
+        self._out_of_reach: set[Expert] = set()  # what the last search has not found a token for
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """How many experts of a mixture the canary does not cover; empty for a dense model."""
+        return {"canary_unreached": float(len(self.unreached))} if self._layers else {}
+
+    @property
+    def gaps(self) -> str:
+        """What the canary cannot see, for the user; empty if it covers the model."""
+        if not self.unreached:
+            return ""
+        names = [f"expert {expert} of layer {layer}" for layer, expert in sorted(self.unreached)]
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        return (
+            f"the canary reaches all experts but {len(names)} of {sum(layer.count for layer in self._layers)} "
+            f"({shown}): if their weights were wrong on a replica, it would not show in the canary"
+        )
+
+    def score(self) -> NDArray[np.float32]:
+        """Returns log p(ids[1:]) of each sequence under the current weights, concatenated, or UNCOMPARED."""
+        logprobs_M = self._pass([*self._fixed, *self.further])
+        if self.unreached - self._out_of_reach:
+            self._search()
+            logprobs_M = self._pass([*self._fixed, *self.further])
+            self._out_of_reach = set(self.unreached)
+        return logprobs_M.cpu().numpy()
+
+    def _pass(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Returns the log-probabilities, and notes which experts were reached."""
+        logprobs_M, routes = self._forward(sequences)
+        if not self._layers:
+            return logprobs_M
+        sequence_M = _numbers([len(ids) - 1 for ids in sequences])
+        compared_M = self._compared(routes, sequence_M)
+        self.unreached = {
+            (route.layer.layer, expert)
+            for route in routes
+            for expert in set(range(route.layer.count)) - set(route.experts_Lk[compared_M].flatten().tolist())
+        }
+        return torch.where(compared_M.to(logprobs_M.device), logprobs_M, UNCOMPARED)
+
+    def _search(self) -> None:
+        """Chooses further sequences for the experts that the fixed ones do not reach, greedily from random ones."""
+        self.further = []
+        self._pass(self._fixed)
+        missing = set(self.unreached)
+        vocabulary = self._sharded.model.config.vocab_size
+        for attempt in range(PASSES):
+            generator = torch.Generator().manual_seed(attempt)
+            tried = torch.randint(vocabulary, (TRIED, LENGTH), generator=generator).tolist()
+            _, routes = self._forward(tried)
+            sequence_M = _numbers([LENGTH - 1] * TRIED)
+            compared_M = self._compared(routes, sequence_M)
+            reached = [set[Expert]() for _ in tried]
+            for route in routes:
+                experts = route.experts_Lk[compared_M].tolist()
+                for sequence, taken in zip(sequence_M[compared_M].tolist(), experts, strict=True):
+                    reached[sequence].update((route.layer.layer, expert) for expert in taken)
+            while missing and len(self.further) < KEPT:
+                best = max(range(TRIED), key=lambda each: len(reached[each] & missing))
+                if not reached[best] & missing:
+                    break
+                self.further.append(tried[best])
+                missing -= reached[best]
+
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, list[Routed]]:
+        inputs = [np.asarray(ids[:-1]) for ids in sequences] or [np.zeros(1, np.int64)]
+        lengths_S = [len(ids) for ids in inputs]
+        targets_M = np.asarray([target for ids in sequences for target in ids[1:]], np.int64)
+        device = next(self._sharded.parameters()).device
+        row = (
+            torch.from_numpy(np.concatenate(inputs)[None]).to(device),
+            torch.from_numpy(np.concatenate([np.arange(length) for length in lengths_S])[None]).to(device),
+            lengths_S,
+            torch.arange(len(targets_M), device=device),
+            torch.from_numpy(targets_M).to(device),
+        )
+        with torch.no_grad(), _recorded(self._layers) as routes:
+            logprobs_M, _ = self.scorer(*row)
+        reshard(self._sharded)
+        return logprobs_M, routes
+
+    def _compared(self, routes: Sequence[Routed], sequence_M: Tensor) -> Tensor:
+        """Returns which tokens are compared, [M]: those that no close decision comes before, in their sequence."""
+        close_M = torch.zeros(len(sequence_M), dtype=torch.bool)
+        if self._exact:
+            for route in routes:
+                close_M |= (route.margin_L >= 0) & (route.margin_L < TIE)
+        before_M = close_M.long().cumsum(0)
+        first_S = torch.ones_like(sequence_M, dtype=torch.bool)
+        first_S[1:] = sequence_M[1:] != sequence_M[:-1]
+        at_begin_S = (before_M - close_M.long())[first_S]
+        return before_M == at_begin_S[sequence_M]
+
+
+def _numbers(lengths: Sequence[int]) -> Tensor:
+    """Returns the number of the sequence that each token of a row belongs to."""
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+
+
+@contextmanager
+def _recorded(layers: Sequence[MixtureLayer]) -> Iterator[list[Routed]]:
+    """Records inside where the routers send the tokens, as rank 0 has it; complete afterwards, in host memory."""
+    outputs: list[tuple[MixtureLayer, Tensor, Tensor]] = []
+    routes: list[Routed] = []
+
+    def record(layer: MixtureLayer) -> Any:
+        def note(module: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
+            outputs.append((layer, output[0].flatten(0, -2), output[-1].flatten(0, -2)))
+
+        return note
+
+    hooks = [layer.router.register_forward_hook(record(layer)) for layer in layers]
+    try:
+        yield routes
+    finally:
+        for hook in hooks:
+            hook.remove()
+    taken = _of_rank_0([experts_Lk for _, _, experts_Lk in outputs])
+    margins = _of_rank_0([_margin(logits_LE, experts_Lk) for _, logits_LE, experts_Lk in outputs])
+    for (layer, _, _), experts_Lk, margin_L in zip(outputs, taken, margins, strict=True):
+        routes.append(Routed(layer, experts_Lk.long(), margin_L))
+
+
+def _margin(logits_LE: Tensor, experts_Lk: Tensor) -> Tensor:
+    """Returns by how much the least of the logits taken is above the others; negative if something else decided."""
+    taken_L = logits_LE.gather(-1, experts_Lk).amin(-1)
+    return taken_L - logits_LE.scatter(-1, experts_Lk, float("-inf")).amax(-1)
+
+
+def _of_rank_0(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns rank 0's tensors on every rank, float64 in host memory, in one collective."""
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.flatten().double() for tensor in tensors]).cpu()
+    dist.broadcast(flat, 0)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
