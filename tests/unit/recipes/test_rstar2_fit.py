@@ -41,6 +41,11 @@ PUBLISHED = {
     "Qwen3-1.7B": 2_031_739_904 - 151936 * 2048,
     "Qwen3-32B": 32_762_123_264,
     "Qwen3-14B": 14_768_307_200,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen2-57B-A14B": 57_408_658_944,
+    "Mixtral-8x7B": 46_702_792_704,
+    "GLM-4.5-Air": 106_852_245_504,
 }
 LORA = LearnerConfig(lora_rank=32)
 
@@ -50,9 +55,10 @@ def test_parameters_are_those_of_the_published_model_and_adapters_those_of_peft(
     assert model_of(name).parameters == PUBLISHED[name]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration(name))
-        add_adapters(model, LORA)
+        plan = plan_of(model=name, lora_rank=LORA.lora_rank)
+        add_adapters(model, plan.learner)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert plan_of(model=name, lora_rank=LORA.lora_rank).adapters == trained
+    assert plan.adapters == trained
 
 
 def ragged(module, query, key, value, mask, *, scaling, **given):
