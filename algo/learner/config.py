@@ -141,11 +141,12 @@ class LearnerConfig:
             raise ValueError(f"LearnerConfig.loss: {error}") from error
         if not callable(loss):
             raise ValueError(f"LearnerConfig.loss: {loss!r} must be callable (algo.loss.interface.Loss)")
-        if getattr(loss, "normalizes", False) and self.reference_kl_coef:
-            raise ValueError(
-                "LearnerConfig.reference_kl_coef must be 0 with a loss whose correction has normalize=True, got "
-                f"{self.reference_kl_coef}"
-            )
+        for name in ("reference_kl_coef", "load_balancing_coef"):
+            if getattr(loss, "normalizes", False) and getattr(self, name):
+                raise ValueError(
+                    f"LearnerConfig.{name} must be 0 with a loss whose correction has normalize=True, got "
+                    f"{getattr(self, name)}"
+                )
         auto = Rule("'auto', None or positive", lambda value: value in ("auto", None) or value > 0)
         betas = Rule("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= x < 1 for x in value))
         targets = Rule("one name or more", lambda value: isinstance(value, tuple) and value != ())

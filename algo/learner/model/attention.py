@@ -112,7 +112,8 @@ def packed_attention(
     """Returns [1, L, H, D] and no weights, by transformers' interface. attention_mask: the window (`window_of_mask`).
 
     Raises ValueError for a model that does not pass the bounds of the trajectories on (Nemotron), for one whose layers
-    and masks disagree on the window, and for what would be left out: a cap of the scores (softcap), sinks (s_aux).
+    and masks disagree on the window, for what would be left out, a cap of the scores (softcap) or sinks (s_aux), and on
+    a GPU for values of another width than queries (multi-head latent attention).
     `algo.learner.model.loading.load` asks once, with two tokens.
     """
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
@@ -133,6 +134,12 @@ def packed_attention(
         key_1HLD, value_1HLD = (states.index_select(2, key_index_K) for states in (key_1HLD, value_1HLD))
     window = sliding_window if sliding_window and sliding_window < max_length_k else None
     if query_1HLD.device.type != "cpu":
+        if value_1HLD.shape[-1] != query_1HLD.shape[-1]:
+            raise ValueError(
+                f"{type(module).__name__} has values of another width than queries ({value_1HLD.shape[-1]} and "
+                f"{query_1HLD.shape[-1]}), which attention {PACKED!r} does not take on a GPU. Fix: "
+                "LearnerConfig(attention='sdpa')"
+            )
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
         span = (window - 1 if window else -1, 0)  # how many tokens before and after itself a token sees

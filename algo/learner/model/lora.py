@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BASE = ".base_layer"  # peft's name for the layer that an adapter wraps
 ADAPTER = "default"
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ATTENTION = "q_proj,k_proj,v_proj,o_proj"
 
 
 def add_adapters(model: PreTrainedModel, config: LearnerConfig) -> None:
@@ -56,7 +56,7 @@ def _refusal(model: PreTrainedModel, target: str) -> str:
         return ""
     if not mixture:
         return "which names no layer"
-    return f"since experts, whose weights are fused, and routers get no adapters (those of attention, {ATTENTION}, do)"
+    return f"since experts, whose weights are fused, and routers get no adapters (name layers such as {ATTENTION})"
 
 
 @contextmanager

@@ -241,6 +241,13 @@ def test_packed_attention_refuses_what_it_would_leave_out(name, value):
         packed_attention(None, states, states, states, None, **row, **{name: value})
 
 
+def test_packed_attention_on_a_gpu_refuses_values_of_another_width():
+    states = torch.zeros(1, 1, 3, 4, device="meta")
+    row = bounds([3], torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"values of another width.*attention='sdpa'"):
+        packed_attention(None, states, states, states[..., :2], None, **row)
+
+
 @pytest.mark.parametrize(("mask", "window"), [(None, 2), (torch.tensor(2), None), (torch.tensor(2), 3)])
 def test_packed_attention_refuses_a_layer_whose_mask_has_another_window(mask, window):
     states = torch.zeros(1, 1, 3, 4)
