@@ -4,6 +4,7 @@
     python recipes/rstar2/fit.py model=models/Qwen3-4B devices=2 memory_gb=40 max_tokens=10240
     python recipes/rstar2/fit.py model=Qwen2.5-7B-Instruct devices=8 learner_ranks=4   # learner and replicas apart
     python recipes/rstar2/fit.py model=Qwen3-14B devices=8 program=sft max_tokens=8192
+    python recipes/rstar2/fit.py model=Qwen3-30B-A3B devices=8 learner.lora_rank=32   # a mixture of experts
 
 Prints what each part takes, how many trajectories a replica holds at once, the MFU that each kind of activation
 checkpointing allows, and the options for `rl.py` or `sft.py`: those that are given, and the cheapest changes to the
@@ -183,9 +184,11 @@ def fitting(plan: Plan) -> Plan | None:
 
 
 def command_of(plan: Plan) -> str:
-    """Returns the program and its options that make this plan."""
+    """Returns the program and its options that make this plan; of several hosts, without their devices."""
     devices, learner = plan.devices, plan.learner
-    options: dict[str, Any] = {"devices": ",".join(map(str, devices.devices))}
+    options: dict[str, Any] = {}
+    if len(devices.devices) <= plan.host_gpus:
+        options["devices"] = ",".join(map(str, devices.devices))
     if plan.samples:
         options |= {
             "learner_ranks": devices.learner_ranks,
@@ -288,8 +291,9 @@ def _lines(asked: Plan, plan: Plan, mean_tokens: int) -> Iterator[str]:
         yield _moved(plan, mean_tokens)
     if plan.devices.learner_ranks > plan.host_gpus:
         yield (
-            f"the learner has {plan.devices.learner_ranks} GPUs and a host {plan.host_gpus}: the programs do not train "
-            "on GPUs of several hosts yet, so the command below does not run"
+            f"the learner has {plan.devices.learner_ranks} GPUs and a host {plan.host_gpus} (host_gpus): links between "
+            "hosts are slower, and the programs do not train on GPUs of several hosts yet, so the command below lacks "
+            "its devices"
         )
     for problem in problems(asked):
         yield f"changed: {problem}"

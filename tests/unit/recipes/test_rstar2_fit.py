@@ -306,10 +306,12 @@ def refused(options, capsys):
 
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert "Qwen3-14B" in refused(["model=nothing"], capsys)
+    assert "sinks" in refused(["model=gpt-oss-20b"], capsys)
+    assert "lora_targets" in refused(["model=Qwen3-30B-A3B", "learner.lora_targets=q_proj,gate_proj"], capsys)
     assert "learner_ranks=9" in refused(["model=Qwen3-14B", "learner_ranks=9"], capsys)
     assert "tensor_parallel=3" in refused(["model=Qwen3-14B", "tensor_parallel=3"], capsys)
     assert "program=sft" in refused(["model=Qwen3-14B", "program=sft", "learner_ranks=4"], capsys)
     file = tmp_path / "config.json"
-    for text in ("{", "[]", json.dumps({"model_type": "nothing"}), json.dumps({"model_type": "mixtral"})):
+    for text in ("{", "[]", json.dumps({"model_type": "nothing"}), json.dumps({"model_type": "gpt_oss"})):
         file.write_text(text)
         assert "model: " in refused([f"model={tmp_path}"], capsys)

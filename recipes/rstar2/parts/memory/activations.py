@@ -18,6 +18,7 @@ def layer_activations(model: Model, *, adapters: bool = False, mixed: bool = Tru
     Two norms keep their inputs in float32, normalised inputs and outputs (16 H); attention keeps queries, keys, values
     and its output with the sums of each head (4 Q + 4 K + 4 a head); the MLP four wide tensors (8 I). Norms of queries
     and keys keep as much as the others of each (6 Q + 6 K). Frozen norms, beside adapters, need no normalised inputs.
+    Where rotary embeddings turn a part of each head, heads lie one after another, and the output is copied (2 Q).
 
     mixed: of a mixture, whether it is a layer with experts.
     """
@@ -25,6 +26,7 @@ def layer_activations(model: Model, *, adapters: bool = False, mixed: bool = Tru
     return (
         16 * model.hidden
         + 4 * (model.queries + model.keys + model.heads)
+        + 2 * model.queries * model.rotates_part
         + (_expert_activations(model, model.mixture, adapters) if mixed and model.mixture else 8 * model.intermediate)
         + (6 * (model.queries + model.keys) if model.norms_queries else 0)
         - (norms if adapters else 0)

@@ -66,10 +66,9 @@ def learner_moments(plan: Plan) -> dict[str, Parts]:
 
     if full:  # The root's weights are gone by then; its gradients are there in bfloat16, and in float32 for the ranks.
         moments["embeddings"] = {**state, "gradients on their way": 6 * root + 4 * root // ranks}
-    # A weight is gathered in float32, and the next one ahead; gradients are gone by then.
-    if several and learner.weight_transfer != "adapter":
-        published = 4 * max(head + model.hidden * model.intermediate, experts)
-        moments["publishing"] = {**state, "gradients": 0, "gathered weights": published}
+    # A weight is gathered in float32, and the next one ahead. Gradients are gone by then.
+    published = 4 * max(head + model.hidden * model.intermediate, experts) if several else 0
+    moments["publishing"] = {**state, "gradients": 0, "gathered weights": published}
     return moments
 
 

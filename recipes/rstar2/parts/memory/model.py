@@ -14,9 +14,10 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from algo.learner.model.attention import PACKED, bounds, register
 from algo.learner.model.experts import mixture_of
-from algo.learner.model.lora import ATTENTION
 from algo.learner.model.supported import check_structure, empty
 from recipes.rstar2.parts.memory.public import PUBLIC, REFUSED
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # layers of a mixture that get adapters
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
@@ -64,6 +65,8 @@ class Model:
     """Whether the head's weights are the embeddings'."""
     norms_queries: bool
     """Whether queries and keys have norms of their own."""
+    rotates_part: bool
+    """Whether rotary embeddings turn a part of each head alone."""
     linear: Mapping[str, int]
     """Parameters of an adapter of rank 1, by the name of the linear layer that it would be added to. In a mixture
     these are attention's alone."""
@@ -163,6 +166,7 @@ def model_of(name: str) -> Model:
         root_parameters=parameters - sum(sizes),
         tied=bool(config.tie_word_embeddings),
         norms_queries=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
+        rotates_part=(getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1) != 1,
         linear=_linear(model),
         mixture=_mixture(model),
     )
