@@ -296,7 +296,12 @@ def _lines(asked: Plan, plan: Plan, mean_tokens: int) -> Iterator[str]:
             "its devices"
         )
     for problem in problems(asked):
-        yield f"changed: {problem}"
+        yield f"as asked it does not fit: {problem}"
+    options = command_of(asked).split()
+    if changed := [option for option in command_of(plan).split() if option not in options]:
+        yield f"changed so that it fits: {' '.join(changed)}"
+    if plan.adapters and model.mixture:
+        yield "experts and routers get no adapters: learner.lora_targets names layers of attention"
     yield (
         f"MFU is what is left if products reach {PRODUCTS:g} of the peak, attention {_rates()}, and nothing else takes "
         "time: assumptions."

@@ -50,13 +50,7 @@ ADAPTERS = {"lora_rank": 32, "lora_targets": list(ATTENTION)}
 CELLS += [
     _cell("Qwen3-30B-A3B", 8),
     _cell("Qwen3-30B-A3B", 8, tokens=12288),
-    _cell("Qwen3-30B-A3B", 8, tokens=32768, activation_offload=True),
     _cell("Qwen3-30B-A3B", 8, **ADAPTERS),
-    _cell("Qwen3-30B-A3B", 8, "attention", **ADAPTERS),
-    _cell("Qwen3-30B-A3B", 16),
-    _cell("Mixtral-8x7B", 8, **ADAPTERS),
-    _cell("GLM-4.5-Air", 16, **ADAPTERS),
-    _cell("Qwen3-235B-A22B", 64),
 ]
 
 

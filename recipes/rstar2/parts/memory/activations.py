@@ -92,7 +92,10 @@ def backward_of_layer(plan: Plan) -> tuple[int, int]:
     rows, hidden, wide = mixture.per_token * tokens, 2 * model.hidden, 2 * mixture.width
     moments = (
         (6 * model.hidden * tokens + rows * 3 * mixture.score_bytes * model.hidden, 0),
-        (6 * model.hidden * tokens + rows * (2 * wide - hidden if full else 3 * wide - hidden), mixture.matrices * 2 // 3),
+        (
+            6 * model.hidden * tokens + rows * (2 * wide - hidden if full else 3 * wide - hidden),
+            mixture.matrices * 2 // 3,
+        ),
         (6 * model.hidden * tokens - rows * 2 * wide, 2 * mixture.matrices),
     )
     return max(moments if full else [(size, 0) for size, _ in moments], key=sum)

@@ -16,6 +16,7 @@ from algo.learner.model.attention import PACKED, bounds, register
 from algo.learner.model.experts import mixture_of
 from algo.learner.model.supported import check_structure, empty
 from recipes.rstar2.parts.memory.public import PUBLIC, REFUSED
+
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # layers of a mixture that get adapters
 
 

@@ -49,7 +49,9 @@ class Plan:
         if self.adapters:
             return self.adapters
         mixture = self.model.mixture
-        frozen = mixture.layers * mixture.experts * self.model.hidden if mixture and not self.learner.train_router else 0
+        frozen = (
+            mixture.layers * mixture.experts * self.model.hidden if mixture and not self.learner.train_router else 0
+        )
         return self.model.parameters - frozen
 
     def of_a_rank(self, parameters: int) -> int:
