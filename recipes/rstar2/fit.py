@@ -105,6 +105,11 @@ class Config:
         if self.program == "sft":
             fields["offload_optimizer"] = False
         model = model_of(self.model)
+        if model.mixture is None and not (self.learner.train_router and self.learner.load_balancing_coef == 0):
+            raise ValueError(
+                f"learner.train_router and learner.load_balancing_coef are for mixtures of experts, and {self.model} is "
+                "none. Fix: leave them out"
+            )
         fields["lora_targets"] = self._lora_targets(model)
         return Plan(
             model=model,
@@ -262,8 +267,11 @@ def main(argv: Sequence[str]) -> int:
     for table in tables(plan or asked, config.mean_tokens or (plan or asked).max_tokens // 4):
         console.print(table)
     if plan is None:
-        reasons = "; ".join(problems(asked))
-        print(printable(f"fit: {reasons}. Fix: more or larger GPUs, or a smaller model"), file=sys.stderr)
+        least = _wider_replicas(_adapters(_offload(asked)))
+        reasons = "; ".join(problems(least))
+        whole = "learner.sharding=full, " if asked.shards < asked.devices.learner_ranks else ""
+        how = f", even with {changes}" if (changes := _changes(asked, least)) else ""
+        print(printable(f"fit: {reasons}{how}. Fix: {whole}more or larger GPUs, or a smaller model"), file=sys.stderr)
         return 2
     for line in _lines(asked, plan, config.mean_tokens or plan.max_tokens // 4):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -297,9 +305,8 @@ def _lines(asked: Plan, plan: Plan, mean_tokens: int) -> Iterator[str]:
         )
     for problem in problems(asked):
         yield f"as asked it does not fit: {problem}"
-    options = command_of(asked).split()
-    if changed := [option for option in command_of(plan).split() if option not in options]:
-        yield f"changed so that it fits: {' '.join(changed)}"
+    if changes := _changes(asked, plan):
+        yield f"changed so that it fits: {changes}"
     if plan.adapters and model.mixture:
         yield "experts and routers get no adapters: learner.lora_targets names layers of attention"
     yield (
@@ -308,6 +315,12 @@ def _lines(asked: Plan, plan: Plan, mean_tokens: int) -> Iterator[str]:
     )
     yield "Arithmetic. One case was compared with a GPU, an H200 (recipes/machines.md): 33.5 GiB in place of 33.8."
     yield f"it fits: {command_of(plan)}"
+
+
+def _changes(asked: Plan, plan: Plan) -> str:
+    """Returns the options that differ from what was asked for."""
+    options = command_of(asked).split()
+    return " ".join(option for option in command_of(plan).split() if option not in options)
 
 
 def _moved(plan: Plan, mean_tokens: int) -> str:

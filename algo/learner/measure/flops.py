@@ -2,9 +2,10 @@
 
 A matrix of n weights costs 2 n per token forward, 2 n for the gradient of its input and 2 n for its own gradient, which
 a frozen one does not have: 6 N per token, 4 N under adapters. The head is needed at targets only. Causal attention of a
-trajectory with l tokens costs 2 l^2 heads width per layer forward (half of the square) and twice that backward. What is
-recomputed (activations, logits) does not count. In a mixture of experts a token costs the router's weights and those of
-the experts that it is sent to, of all shared ones too: its active parameters. Source of the first terms: PaLM (arXiv 2204.02311, appendix B).
+trajectory with l tokens costs 2 l^2 heads width per layer forward (half of the square) and twice that backward. In a
+mixture of experts a token costs the weights of the router, of the experts that it is sent to and of shared ones: its
+active parameters. What is recomputed (activations, logits) does not count. Source of the first terms: PaLM (arXiv
+2204.02311, appendix B).
 """
 
 from __future__ import annotations

@@ -246,6 +246,30 @@ def test_what_does_not_fit_is_changed_until_it_fits(plan, changed):
     assert changed in command_of(better).split()
 
 
+def test_a_mixture_gets_adapters_of_attention_alone():
+    """Experts are fused, so a layer has no projections of theirs by name."""
+    plan = fitting(plan_of(model="Qwen3-30B-A3B", lora_rank=16))
+    assert "learner.lora_targets=q_proj,k_proj,v_proj,o_proj" in command_of(plan).split()
+    assert problems(plan_of(model="Qwen3-30B-A3B", max_tokens=32768, activation_checkpointing="full"))
+
+
+def test_hybrid_sharding_divides_weights_over_a_host():
+    alone, hybrid, full = (
+        learner_moments(plan_of(model="Qwen3-30B-A3B", devices=devices, sharding=sharding))["layers"]["weights"]
+        for devices, sharding in ((8, "full"), (64, "hybrid"), (64, "full"))
+    )
+    assert hybrid == alone
+    assert full == pytest.approx(alone / 8, rel=0.01)
+
+
+def test_experts_are_given_to_ranks_whole():
+    """Eight experts on sixteen ranks lie on eight of them."""
+    eight, sixteen = (plan_of(model="Mixtral-8x7B", devices=devices) for devices in (8, 16))
+    assert sixteen.of_a_rank(sixteen.weights) > 0.95 * eight.of_a_rank(eight.weights)
+    uneven = plan_of(model="Qwen2-57B-A14B", devices=6)
+    assert uneven.of_a_rank(uneven.model.experts) * 64 == uneven.model.experts * 11
+
+
 def test_heads_must_be_divided():
     assert any("tensor_parallel=3" in problem for problem in problems(plan_of(devices=6, tensor_parallel=3)))
 
@@ -307,6 +331,7 @@ def refused(options, capsys):
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert "Qwen3-14B" in refused(["model=nothing"], capsys)
     assert "sinks" in refused(["model=gpt-oss-20b"], capsys)
+    assert "train_router" in refused(["model=Qwen3-14B", "learner.train_router=false"], capsys)
     assert "lora_targets" in refused(["model=Qwen3-30B-A3B", "learner.lora_targets=q_proj,gate_proj"], capsys)
     assert "learner_ranks=9" in refused(["model=Qwen3-14B", "learner_ranks=9"], capsys)
     assert "tensor_parallel=3" in refused(["model=Qwen3-14B", "tensor_parallel=3"], capsys)

@@ -47,7 +47,7 @@ def learner_moments(plan: Plan) -> dict[str, Parts]:
         "logits": (max(logits + size * head, 3 * size * head) if full else logits) + 4 * head * learner.fp32_head,
     }
 
-    # A layer is computed again, as far as it was not kept. Either it is the last one, or gradients of the layer after it
+    # A layer is computed again, as far as it was not kept. Either it is the last one, or gradients of the one after it
     # are on their way to the ranks, in float32, and what that one has kept is gone. The head's gradients wait.
     again = 0
     if learner.activation_checkpointing != "none":
