@@ -107,8 +107,8 @@ class Config:
         model = model_of(self.model)
         if model.mixture is None and not (self.learner.train_router and self.learner.load_balancing_coef == 0):
             raise ValueError(
-                f"learner.train_router and learner.load_balancing_coef are for mixtures of experts, and {self.model} is "
-                "none. Fix: leave them out"
+                "learner.train_router and learner.load_balancing_coef are for mixtures of experts, and "
+                f"{self.model} is none. Fix: leave them out"
             )
         fields["lora_targets"] = self._lora_targets(model)
         return Plan(
