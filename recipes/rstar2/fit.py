@@ -4,6 +4,7 @@
     python recipes/rstar2/fit.py model=models/Qwen3-4B devices=2 memory_gb=40 max_tokens=10240
     python recipes/rstar2/fit.py model=Qwen2.5-7B-Instruct devices=8 learner_ranks=4   # learner and replicas apart
     python recipes/rstar2/fit.py model=Qwen3-14B devices=8 program=sft max_tokens=8192
+    python recipes/rstar2/fit.py model=Qwen3-30B-A3B devices=8 learner.lora_rank=32   # a mixture of experts
 
 Prints what each part takes, how many trajectories a replica holds at once, the MFU that each kind of activation
 checkpointing allows, and the options for `rl.py` or `sft.py`: those that are given, and the cheapest changes to the
@@ -35,9 +36,10 @@ from recipes.rstar2.parts.memory.memory import (
     problems,
     replica_parts,
     replica_share,
+    route_bytes_per_token,
 )
-from recipes.rstar2.parts.memory.model import model_of
-from recipes.rstar2.parts.memory.operations import ATTENTION, PRODUCTS, operations
+from recipes.rstar2.parts.memory.model import Model, model_of
+from recipes.rstar2.parts.memory.operations import ATTENTION, LINK, PRODUCTS, operations, row
 from recipes.rstar2.parts.memory.plan import GIB, Plan, gib
 from sandbox.printable import printable
 from sandbox.require import none_or, positive, require_fields
@@ -49,8 +51,9 @@ KINDS: tuple[Checkpointing, ...] = get_args(Checkpointing)  # from what is faste
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     program: Annotated[Literal["rl", "sft"], "which program is to fit: rl.py, or sft.py, which has no replicas"] = "rl"
-    model: Annotated[str, "a folder, a config.json, an id of the Hugging Face hub, or a name of memory/model.py"]
+    model: Annotated[str, "a folder, a config.json, an id of the Hugging Face hub, or a name of memory/public.py"]
     devices: Annotated[int, "GPUs"] = 8
+    host_gpus: Annotated[int, "GPUs of a host, which decides what learner.sharding=hybrid does"] = 8
     memory_gb: Annotated[float, "memory of a GPU, as sold"] = 80.0
     learner_ranks: Annotated[int | None, "GPUs of the learner; none: all, shared with the replicas by turns"] = None
     tensor_parallel: Annotated[int, "GPUs of a replica"] = 1
@@ -65,6 +68,7 @@ class Config:
             self,
             none_or(positive),
             "devices",
+            "host_gpus",
             "memory_gb",
             "learner_ranks",
             "tensor_parallel",
@@ -100,14 +104,34 @@ class Config:
         fields = devices.learner_fields
         if self.program == "sft":
             fields["offload_optimizer"] = False
+        model = model_of(self.model)
+        if model.mixture is None and not (self.learner.train_router and self.learner.load_balancing_coef == 0):
+            raise ValueError(
+                "learner.train_router and learner.load_balancing_coef are for mixtures of experts, and "
+                f"{self.model} is none. Fix: leave them out"
+            )
+        fields["lora_targets"] = self._lora_targets(model)
         return Plan(
-            model=model_of(self.model),
+            model=model,
             devices=devices,
             learner=replace(self.learner, micro_batch_tokens=rows, **fields),
             max_tokens=self.max_tokens,
             gpu_bytes=int(self.memory_gb * GIB * USABLE),
             samples=self.program == "rl",
+            host_gpus=self.host_gpus,
         )
+
+    def _lora_targets(self, model: Model) -> tuple[str, ...]:
+        """Returns the layers that can get adapters, which the experts of a mixture are not. Raises ValueError."""
+        asked = self.learner.lora_targets
+        there = model.adapted(asked)
+        if there != asked and asked != LearnerConfig().lora_targets:
+            missing = ", ".join(name for name in asked if name not in there)
+            raise ValueError(
+                f"learner.lora_targets names {missing}, which no layer of {self.model} has that can get an adapter. "
+                f"Fix: learner.lora_targets={','.join(model.adapted(LearnerConfig().lora_targets))}"
+            )
+        return there
 
 
 # Changes of a plan, the cheapest first. Each returns another plan, or the same one if there is nothing to change.
@@ -165,9 +189,11 @@ def fitting(plan: Plan) -> Plan | None:
 
 
 def command_of(plan: Plan) -> str:
-    """Returns the program and its options that make this plan."""
+    """Returns the program and its options that make this plan; of several hosts, without their devices."""
     devices, learner = plan.devices, plan.learner
-    options: dict[str, Any] = {"devices": ",".join(map(str, devices.devices))}
+    options: dict[str, Any] = {}
+    if len(devices.devices) <= plan.host_gpus:
+        options["devices"] = ",".join(map(str, devices.devices))
     if plan.samples:
         options |= {
             "learner_ranks": devices.learner_ranks,
@@ -184,6 +210,12 @@ def command_of(plan: Plan) -> str:
         "learner.activation_offload": str(learner.activation_offload).lower(),
         "learner.lora_rank": learner.lora_rank,
     }
+    if learner.lora_rank and learner.lora_targets != LearnerConfig().lora_targets:
+        options["learner.lora_targets"] = ",".join(learner.lora_targets)
+    if not learner.train_router:
+        options["learner.train_router"] = "false"
+    if learner.sharding != "full":
+        options["learner.sharding"] = learner.sharding
     if learner.flash_attention != "FA2":
         options["learner.flash_attention"] = learner.flash_attention
     program = "rl.py" if plan.samples else "sft.py"
@@ -235,26 +267,70 @@ def main(argv: Sequence[str]) -> int:
     for table in tables(plan or asked, config.mean_tokens or (plan or asked).max_tokens // 4):
         console.print(table)
     if plan is None:
-        reasons = "; ".join(problems(asked))
-        print(printable(f"fit: {reasons}. Fix: more or larger GPUs, or a smaller model"), file=sys.stderr)
+        least = _wider_replicas(_adapters(_offload(asked)))
+        reasons = "; ".join(problems(least))
+        whole = "learner.sharding=full, " if asked.shards < asked.devices.learner_ranks else ""
+        how = f", even with {changes}" if (changes := _changes(asked, least)) else ""
+        print(printable(f"fit: {reasons}{how}. Fix: {whole}more or larger GPUs, or a smaller model"), file=sys.stderr)
         return 2
-    lines = [f"{plan.model.parameters:,} parameters; KV cache: {kv_bytes_per_token(plan.model):,} bytes a token"]
-    if plan.samples:
-        at_once = plan.devices.replicas * (kv_tokens(plan) // plan.max_tokens)
-        lines.append(f"all replicas hold {at_once} trajectories of {plan.max_tokens:,} tokens at once")
-    loading = sum(learner_moments(plan)["loading"].values())
-    lines += [
-        f"while it loads, a rank allocates {gib(loading)}, and the host holds the checkpoint in float32 "
-        f"({gib(4 * plan.weights)})",
-        *(f"changed: {problem}" for problem in problems(asked)),
-        f"MFU is what is left if products reach {PRODUCTS:g} of the peak, attention {_rates()}, and nothing else takes "
-        "time: assumptions.",
-        "Arithmetic. One case was compared with a GPU, an H200 (recipes/machines.md): 33.5 GiB in place of 33.8.",
-        f"it fits: {command_of(plan)}",
-    ]
-    for line in lines:
+    for line in _lines(asked, plan, config.mean_tokens or plan.max_tokens // 4):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _lines(asked: Plan, plan: Plan, mean_tokens: int) -> Iterator[str]:
+    """Yields what is said below the tables, the command last."""
+    model = plan.model
+    active = f", {model.active:,} of them for each token" if model.mixture else ""
+    yield f"{model.parameters:,} parameters{active}; KV cache: {kv_bytes_per_token(model):,} bytes a token"
+    if plan.samples:
+        at_once = plan.devices.replicas * (kv_tokens(plan) // plan.max_tokens)
+        yield f"all replicas hold {at_once} trajectories of {plan.max_tokens:,} tokens at once"
+        pulled = 2 * (plan.adapters if plan.learner.weight_transfer == "adapter" else model.parameters)
+        yield f"a replica gets {gib(pulled)} with each update of the weights"
+    if plan.samples and model.mixture:
+        yield f"the experts of a token, which replay_routing keeps, take {route_bytes_per_token(model)} bytes"
+    loading = sum(learner_moments(plan)["loading"].values())
+    yield (
+        f"while it loads, a rank allocates {gib(loading)}, and the host holds the checkpoint in float32 "
+        f"({gib(4 * plan.weights)})"
+    )
+    if plan.shards > 1:
+        yield _moved(plan, mean_tokens)
+    if plan.devices.learner_ranks > plan.host_gpus:
+        yield (
+            f"the learner has {plan.devices.learner_ranks} GPUs and a host {plan.host_gpus} (host_gpus): links between "
+            "hosts are slower, and the programs do not train on GPUs of several hosts yet, so the command below lacks "
+            "its devices"
+        )
+    for problem in problems(asked):
+        yield f"as asked it does not fit: {problem}"
+    if changes := _changes(asked, plan):
+        yield f"changed so that it fits: {changes}"
+    if plan.adapters and model.mixture:
+        yield "experts and routers get no adapters: learner.lora_targets names layers of attention"
+    yield (
+        f"MFU is what is left if products reach {PRODUCTS:g} of the peak, attention {_rates()}, and nothing else takes "
+        "time: assumptions."
+    )
+    yield "Arithmetic. One case was compared with a GPU, an H200 (recipes/machines.md): 33.5 GiB in place of 33.8."
+    yield f"it fits: {command_of(plan)}"
+
+
+def _changes(asked: Plan, plan: Plan) -> str:
+    """Returns the options that differ from what was asked for."""
+    options = command_of(asked).split()
+    return " ".join(option for option in command_of(plan).split() if option not in options)
+
+
+def _moved(plan: Plan, mean_tokens: int) -> str:
+    """Says what of a row takes longer: to compute, or to bring weights and gradients from GPU to GPU."""
+    takes = row(plan, tokens=mean_tokens, targets=round(SAMPLED * mean_tokens))
+    return (
+        f"a row of {plan.learner.micro_batch_tokens:,} tokens takes {takes.computing:.2f} s to compute on an H100, and "
+        f"moves {gib(takes.moved)} to each rank: {takes.moving:.2f} s at {LINK / 1e9:g} GB/s. MFU is at most "
+        f"{takes.mfu:.2f} if the shorter hides behind the longer"
+    )
 
 
 def _rates() -> str:

@@ -17,6 +17,7 @@ from algo.learner.config import LearnerConfig
 from algo.loss.policy_losses import CrossEntropy
 from recipes.rstar2.fit import Config
 from recipes.rstar2.parts.memory.learner import learner_moments
+from recipes.rstar2.parts.memory.model import ATTENTION
 from recipes.rstar2.parts.memory.operations import operations
 from recipes.rstar2.parts.memory.plan import GIB
 from tests.support.fake_learner import Cell
@@ -44,6 +45,13 @@ CELLS += [
     _cell("Qwen2.5-7B-Instruct", 8, "selective"),
     _cell("Qwen3-1.7B", 1, "selective", lora_rank=32),
 ]
+# Of mixtures, attention gets adapters.
+ADAPTERS = {"lora_rank": 32, "lora_targets": list(ATTENTION)}
+CELLS += [
+    _cell("Qwen3-30B-A3B", 8),
+    _cell("Qwen3-30B-A3B", 8, tokens=12288),
+    _cell("Qwen3-30B-A3B", 8, **ADAPTERS),
+]
 
 
 def measure(cells, timeout_s):
@@ -68,14 +76,15 @@ def fitted(cell):
         source = str(cell.write(Path(folder)))
         plan = Config(model=source, devices=cell.ranks, max_tokens=cell.tokens, learner=learner).plan()
     moments = {name: sum(parts.values()) for name, parts in learner_moments(plan).items()}
-    loading = moments.pop("loading")
+    loading, publishing = moments.pop("loading"), moments.pop("publishing")
     counted = operations(plan, tokens=cell.tokens, targets=round(cell.sampled * cell.tokens))
-    return {"load": loading, "train": max(moments.values()), "needed": counted.needed, "executed": counted.executed}
+    memory = {"load": loading, "train": max(moments.values()), "publish": publishing}
+    return memory | {"needed": counted.needed, "executed": counted.executed}
 
 
 def compared(row):
-    """Returns (measured, fitted) of a row, each with load, train, needed and executed."""
-    actual = {name: row["phases"][name]["peak"] for name in ("load", "train")}
+    """Returns (measured, fitted) of a row, each with load, train, publish, needed and executed."""
+    actual = {name: row["phases"][name]["peak"] for name in ("load", "train", "publish")}
     actual |= {name: row[name] for name in ("needed", "executed")}
     return actual, fitted(Cell(**row["cell"]))
 

@@ -123,12 +123,13 @@ def scatter(scorer: Scorer, whole: dict[str, Tensor]) -> None:
             part.copy_(whole.pop(name))
             continue
         rows = -(-len(weight) // ranks)
+        parts = None  # those of the weight before are freed
         own = part.new_empty(rows, *part.shape[1:])
-        parts = None
         if whole:
             padded = own.new_zeros(ranks * rows, *own.shape[1:])
             padded[: len(weight)] = whole.pop(name)
             parts = [*padded.split(rows)] * copies
+            del padded
         dist.scatter(own, parts, src=0)
         part.copy_(own[: len(part)])
     for name, constant in scorer.named_buffers():  # those too that no file holds: the frequencies of rotary embeddings

@@ -41,6 +41,11 @@ PUBLISHED = {
     "Qwen3-1.7B": 2_031_739_904 - 151936 * 2048,
     "Qwen3-32B": 32_762_123_264,
     "Qwen3-14B": 14_768_307_200,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen2-57B-A14B": 57_408_658_944,
+    "Mixtral-8x7B": 46_702_792_704,
+    "GLM-4.5-Air": 106_852_245_504,
 }
 LORA = LearnerConfig(lora_rank=32)
 
@@ -50,9 +55,10 @@ def test_parameters_are_those_of_the_published_model_and_adapters_those_of_peft(
     assert model_of(name).parameters == PUBLISHED[name]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration(name))
-        add_adapters(model, LORA)
+        plan = plan_of(model=name, lora_rank=LORA.lora_rank)
+        add_adapters(model, plan.learner)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert plan_of(model=name, lora_rank=LORA.lora_rank).adapters == trained
+    assert plan.adapters == trained
 
 
 def ragged(module, query, key, value, mask, *, scaling, **given):
@@ -240,6 +246,30 @@ def test_what_does_not_fit_is_changed_until_it_fits(plan, changed):
     assert changed in command_of(better).split()
 
 
+def test_a_mixture_gets_adapters_of_attention_alone():
+    """Experts are fused, so a layer has no projections of theirs by name."""
+    plan = fitting(plan_of(model="Qwen3-30B-A3B", lora_rank=16))
+    assert "learner.lora_targets=q_proj,k_proj,v_proj,o_proj" in command_of(plan).split()
+    assert problems(plan_of(model="Qwen3-30B-A3B", max_tokens=32768, activation_checkpointing="full"))
+
+
+def test_hybrid_sharding_divides_weights_over_a_host():
+    alone, hybrid, full = (
+        learner_moments(plan_of(model="Qwen3-30B-A3B", devices=devices, sharding=sharding))["layers"]["weights"]
+        for devices, sharding in ((8, "full"), (64, "hybrid"), (64, "full"))
+    )
+    assert hybrid == alone
+    assert full == pytest.approx(alone / 8, rel=0.01)
+
+
+def test_experts_are_given_to_ranks_whole():
+    """Eight experts on sixteen ranks lie on eight of them."""
+    eight, sixteen = (plan_of(model="Mixtral-8x7B", devices=devices) for devices in (8, 16))
+    assert sixteen.of_a_rank(sixteen.weights) > 0.95 * eight.of_a_rank(eight.weights)
+    uneven = plan_of(model="Qwen2-57B-A14B", devices=6)
+    assert uneven.of_a_rank(uneven.model.experts) * 64 == uneven.model.experts * 11
+
+
 def test_heads_must_be_divided():
     assert any("tensor_parallel=3" in problem for problem in problems(plan_of(devices=6, tensor_parallel=3)))
 
@@ -300,10 +330,13 @@ def refused(options, capsys):
 
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert "Qwen3-14B" in refused(["model=nothing"], capsys)
+    assert "sinks" in refused(["model=gpt-oss-20b"], capsys)
+    assert "train_router" in refused(["model=Qwen3-14B", "learner.train_router=false"], capsys)
+    assert "lora_targets" in refused(["model=Qwen3-30B-A3B", "learner.lora_targets=q_proj,gate_proj"], capsys)
     assert "learner_ranks=9" in refused(["model=Qwen3-14B", "learner_ranks=9"], capsys)
     assert "tensor_parallel=3" in refused(["model=Qwen3-14B", "tensor_parallel=3"], capsys)
     assert "program=sft" in refused(["model=Qwen3-14B", "program=sft", "learner_ranks=4"], capsys)
     file = tmp_path / "config.json"
-    for text in ("{", "[]", json.dumps({"model_type": "nothing"}), json.dumps({"model_type": "mixtral"})):
+    for text in ("{", "[]", json.dumps({"model_type": "nothing"}), json.dumps({"model_type": "gpt_oss"})):
         file.write_text(text)
         assert "model: " in refused([f"model={tmp_path}"], capsys)

@@ -3,69 +3,38 @@
 A test runs the learner's own code on fake GPUs and compares (tests/real/algo/test_fake_gpus.py): no GPU has been
 compared. Ranks hold gathered weights of two layers at a time; a single rank keeps all of them.
 
-Legend: P parameters and T trained ones (all, or those of the adapters), R ranks, H hidden size, I intermediate size, V
-vocabulary, Q and K widths of all query and key heads, N tokens of a row; float32 has 4 bytes, bfloat16 has 2.
+Legend: P parameters and T trained ones (all, or those of the adapters), R ranks, H hidden size, V vocabulary, N tokens
+of a row; float32 has 4 bytes, bfloat16 has 2.
 """
 
 from __future__ import annotations
 
 from algo.learner.model.scorer import LOGIT_ROWS
-from recipes.rstar2.parts.memory.model import Model
+from recipes.rstar2.parts.memory.activations import all_kept, backward_of_layer, kept_activations, layer_activations
 from recipes.rstar2.parts.memory.plan import Plan
 
 Parts = dict[str, int]
 
 
-def layer_activations(model: Model, *, adapters: bool = False) -> int:
-    """Returns the bytes that a layer without checkpointing keeps of each token for its backward pass.
-
-    Two norms keep their inputs in float32, normalised inputs and outputs (16 H); attention keeps queries, keys, values
-    and its output with the sums of each head (4 Q + 4 K + 4 a head); the MLP four wide tensors (8 I). Norms of queries
-    and keys keep as much as the others of each (6 Q + 6 K). Frozen norms, beside adapters, need no normalised inputs.
-    """
-    norms = 4 * model.hidden + (2 * (model.queries + model.keys) if model.norms_queries else 0)
-    return (
-        16 * model.hidden
-        + 4 * (model.queries + model.keys + model.heads)
-        + 8 * model.intermediate
-        + (6 * (model.queries + model.keys) if model.norms_queries else 0)
-        - (norms if adapters else 0)
-    )
-
-
-def kept_activations(plan: Plan) -> int:
-    """Returns the bytes that a layer keeps of each token until its backward pass: its input, and what the kind of
-    checkpointing says (`algo.learner.model.recompute`). Beside adapters the MLP's last product is kept too.
-    """
-    model, last = plan.model, 2 * plan.model.hidden if plan.learner.lora_rank else 0
-    attention = 4 * model.queries + 4 * model.keys + 4 * model.heads + 2 * model.hidden
-    match plan.learner.activation_checkpointing:
-        case "full":
-            return 2 * model.hidden
-        case "attention":
-            return 2 * model.hidden + attention + last
-        case "selective":
-            return 2 * model.hidden + attention + last + 4 * model.intermediate
-    return layer_activations(model, adapters=plan.learner.lora_rank > 0)
-
-
 def learner_moments(plan: Plan) -> dict[str, Parts]:
-    """Returns the parts of a rank's allocations in bytes, by moment: "loading", when the checkpoint is read, and three
-    of the backward pass: "logits", "layers" and, where they are trained, "embeddings".
+    """Returns the parts of a rank's allocations in bytes, by moment: "loading", when the checkpoint is read, three of
+    the backward pass ("logits", "layers" and, where they are trained, "embeddings"), and "publishing".
     """
-    model, learner, ranks = plan.model, plan.learner, plan.devices.learner_ranks
+    model, learner, ranks = plan.model, plan.learner, plan.shards
     several, full = ranks > 1, not learner.lora_rank
     tokens = learner.micro_batch_tokens
-    root, layer, head = model.root_parameters, model.layer_parameters, model.head
-    state = {"weights": 4 * plan.weights // ranks, "AdamW's moments": 8 * plan.trained // ranks}
-    state["gradients"] = 4 * plan.trained // ranks
+    root, layer, head = model.root_parameters, plan.layer, model.head
+    experts = int(model.mixture.matrices * plan.padding) if model.mixture else 0
+    state = {"weights": 4 * plan.of_a_rank(plan.weights), "AdamW's moments": 8 * plan.of_a_rank(plan.trained)}
+    state["gradients"] = 4 * plan.of_a_rank(plan.trained)
     if learner.reference_kl_coef and full:
-        state["reference"] = 4 * model.parameters // ranks
+        state["reference"] = 4 * plan.of_a_rank(model.parameters)
     gathered = 2 * root if several else 2 * plan.weights
-    kept = kept_activations(plan) * tokens * (2 if learner.activation_offload else model.layers)
+    kept = all_kept(plan) * tokens
     # A weight that is taken apart for the ranks lies there whole, filled up to equal shards. On a single rank one that
     # two modules share is made twice.
-    largest = 4 * head + 4 * head // ranks if several else 4 * head * model.tied
+    whole = max(head, 2 * experts // 3)
+    largest = 4 * whole + 4 * whole // ranks if several else 4 * head * model.tied
     moments = {"loading": {"weights": state["weights"], "largest weight": largest} | _reference(state)}
 
     # A chunk of logits (bfloat16 and twice float32), and the head's gradient: when a chunk's is added, there are three.
@@ -78,22 +47,28 @@ def learner_moments(plan: Plan) -> dict[str, Parts]:
         "logits": (max(logits + size * head, 3 * size * head) if full else logits) + 4 * head * learner.fp32_head,
     }
 
-    # The last layer is computed again, as far as it was not kept; two gradients of its MLP; gradients of the layer
-    # before it on their way to the ranks, in float32, while the head's wait.
+    # A layer is computed again, as far as it was not kept. Either it is the last one, or gradients of the one after it
+    # are on their way to the ranks, in float32, and what that one has kept is gone. The head's gradients wait.
     again = 0
     if learner.activation_checkpointing != "none":
         again = layer_activations(model, adapters=not full) * tokens - kept_activations(plan) * tokens
-    widths = (4 * model.intermediate + 6 * model.hidden) * tokens
-    on_their_way = (4 if several else 8) * layer + 2 * model.hidden * model.intermediate + 2 * head
+    widths, matrices = backward_of_layer(plan)
+    sent = (4 if several else 8) * layer if full else 0
+    gone = 0 if learner.activation_offload else kept_activations(plan) * tokens
+    if sent < gone:
+        sent = gone = 0
     moments["layers"] = {
         **state,
         "gathered weights": gathered + (4 * layer if several else 0),
-        "activations": kept + again + widths,
-        "gradients on their way": on_their_way if full else 0,
+        "activations": kept + again + widths - gone,
+        "gradients on their way": sent + matrices + 2 * head if full else 0,
     }
 
     if full:  # The root's weights are gone by then; its gradients are there in bfloat16, and in float32 for the ranks.
         moments["embeddings"] = {**state, "gradients on their way": 6 * root + 4 * root // ranks}
+    # A weight is gathered in float32, and the next one ahead. Gradients are gone by then.
+    published = 4 * max(head + model.hidden * model.intermediate, experts) if several else 0
+    moments["publishing"] = {**state, "gradients": 0, "gathered weights": published}
     return moments
 
 

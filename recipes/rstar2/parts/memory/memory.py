@@ -34,6 +34,13 @@ def kv_bytes_per_token(model: Model) -> int:
     return 2 * 2 * model.layers * model.key_heads * model.head_width
 
 
+def route_bytes_per_token(model: Model) -> int:
+    """Returns the bytes of the experts that a token was sent to, of all layers; 0 for a dense model."""
+    if (mixture := model.mixture) is None:
+        return 0
+    return mixture.layers * mixture.per_token * (1 if mixture.experts <= 256 else 2)
+
+
 def learner_parts(plan: Plan, moment: str | None = None) -> Parts:
     """Returns the parts of one rank's memory in bytes, at the moment at which it is highest or at another one."""
     moments = learner_moments(plan)
@@ -55,9 +62,12 @@ def replica_parts(plan: Plan) -> dict[str, int]:
     The KV cache gets the rest of the share; it may be negative.
     """
     model, gpus = plan.model, plan.devices.tensor_parallel
+    wide = 3 * model.intermediate // gpus
+    if mixture := model.mixture:  # a token has a row for each of its experts
+        wide = mixture.per_token * (model.hidden + 3 * mixture.width // gpus) + 3 * mixture.shared // gpus
     parts = {
         "weights": 2 * model.parameters // gpus,
-        "largest step": 2 * STEP_TOKENS * (4 * model.hidden + 3 * model.intermediate // gpus),
+        "largest step": 2 * STEP_TOKENS * (4 * model.hidden + wide),
         "CUDA and graphs": RESERVE_BYTES,
     }
     return parts | {"KV cache": int(replica_share(plan) * plan.gpu_bytes) - sum(parts.values())}
@@ -70,16 +80,16 @@ def kv_tokens(plan: Plan) -> int:
 
 
 def host_parts(plan: Plan) -> dict[str, int]:
-    """Returns the parts of host memory, in bytes.
+    """Returns the parts of the memory of the first host, in bytes.
 
     Two versions of the weights are published, in files; where learner and replicas have GPUs of their own it is one, in
     pinned memory. A checkpoint is a copy that lives while it is written.
     """
     learner, devices = plan.learner, plan.devices
     version = 2 * (plan.adapters if learner.weight_transfer == "adapter" else plan.model.parameters)
-    ranks = devices.learner_ranks
-    serving = devices.replicas * devices.tensor_parallel if plan.samples else 0
-    moments = ranks * _pinned(8 * plan.trained // ranks)
+    ranks = min(devices.learner_ranks, plan.host_gpus)
+    serving = min(devices.replicas * devices.tensor_parallel, plan.host_gpus) if plan.samples else 0
+    moments = ranks * _pinned(8 * plan.of_a_rank(plan.trained))
     inputs = 2 * plan.model.hidden * plan.model.layers * learner.micro_batch_tokens * ranks
     parts = {
         "processes": (ranks + serving + 2) * PROCESS_BYTES,

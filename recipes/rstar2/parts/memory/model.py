@@ -2,74 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
+import torch
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from algo.learner.model.attention import PACKED, bounds, register
+from algo.learner.model.experts import mixture_of
 from algo.learner.model.supported import check_structure, empty
+from recipes.rstar2.parts.memory.public import PUBLIC, REFUSED
 
-# Values of their config.json on Hugging Face's hub, so that nothing has to be downloaded to ask whether they fit.
-PUBLIC: Mapping[str, Mapping[str, Any]] = {
-    "Qwen2.5-7B-Instruct": {
-        "model_type": "qwen2",
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-    },
-    "Qwen3-1.7B": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-32B": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 5120,
-        "intermediate_size": 25600,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "tie_word_embeddings": False,
-    },
-    "Qwen3-14B": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "tie_word_embeddings": False,
-    },
-}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # layers of a mixture that get adapters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mixture:
+    """The numbers of a mixture of experts, which are the same in each of its layers."""
+
+    layers: int
+    """Layers with experts; the others are dense."""
+    experts: int
+    """Experts of a layer, without shared ones."""
+    per_token: int
+    """Experts that a token is sent to."""
+    width: int
+    """Intermediate size of an expert."""
+    matrices: int
+    """Parameters of all matrices of a layer's experts, which are sharded by whole experts."""
+    shared: int
+    """Intermediate size of the experts that every token goes through; 0 where there are none."""
+    gated: bool
+    """Whether the output of shared experts is multiplied by a gate."""
+    score_bytes: int
+    """Bytes of a number in the outputs of experts once they are weighed: 4 if the router's weights are float32."""
+    router_bytes: int
+    """Bytes of a number in the router: 4 if it computes in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """The numbers of a dense decoder."""
+    """The numbers of a decoder."""
 
     layers: int
     hidden: int
     intermediate: int
+    """Intermediate size of dense layers."""
     heads: int
     key_heads: int
     head_width: int
@@ -77,11 +59,19 @@ class Model:
     positions: int
     parameters: int
     layer_parameters: int
-    """Parameters of one layer; embeddings, head and last norm are in no layer."""
+    """Parameters of the largest layer; embeddings, head and last norm are in no layer."""
+    root_parameters: int
+    """Parameters that are in no layer."""
     tied: bool
     """Whether the head's weights are the embeddings'."""
     norms_queries: bool
     """Whether queries and keys have norms of their own."""
+    rotates_part: bool
+    """Whether rotary embeddings turn a part of each head alone."""
+    linear: Mapping[str, int]
+    """Parameters of an adapter of rank 1, by the name of the linear layer that it would be added to. In a mixture
+    these are attention's alone."""
+    mixture: Mixture | None = None
 
     @property
     def queries(self) -> int:
@@ -99,14 +89,33 @@ class Model:
         return self.vocabulary * self.hidden
 
     @property
-    def root_parameters(self) -> int:
-        """Returns the number of parameters that are in no layer."""
-        return self.parameters - self.layers * self.layer_parameters
+    def dense_layers(self) -> int:
+        return self.layers - (self.mixture.layers if self.mixture else 0)
 
     @property
-    def adapter_width(self) -> int:
-        """The parameters of the adapters of all projections of one layer, for each unit of their rank."""
-        return 7 * self.hidden + 2 * self.queries + 2 * self.keys + 3 * self.intermediate
+    def experts(self) -> int:
+        """Returns the number of parameters of the experts of all layers."""
+        return self.mixture.layers * self.mixture.matrices if self.mixture else 0
+
+    @property
+    def active(self) -> int:
+        """Returns the number of parameters that compute a token."""
+        if self.mixture is None:
+            return self.parameters
+        unused = self.experts - self.experts * self.mixture.per_token // self.mixture.experts
+        return self.parameters - unused
+
+    def adapter_width(self, targets: Sequence[str]) -> int:
+        """Returns the parameters of the adapters of the layers with these names, for each unit of their rank."""
+        return sum(width for name, width in self.linear.items() if any(_named(name, target) for target in targets))
+
+    def adapted(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """Returns those of the names that some layer has that can get an adapter."""
+        return tuple(target for target in targets if any(_named(name, target) for name in self.linear))
+
+
+def _named(layer: str, target: str) -> bool:
+    return f".{layer}".endswith(f".{target}")
 
 
 def configuration(name: str) -> PretrainedConfig:
@@ -118,8 +127,13 @@ def configuration(name: str) -> PretrainedConfig:
     if name.lower() in known:
         fields = dict(known[name.lower()])
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    if name.lower() in REFUSED:
+        raise ValueError(f"model: {name!r} cannot be trained: {REFUSED[name.lower()]}")
     if not Path(name).exists() and "/" not in name:
-        raise ValueError(f"model: {name!r} is no folder, no config.json and none of {', '.join(PUBLIC)}")
+        raise ValueError(
+            f"model: {name!r} is no folder, no config.json and none of {', '.join(PUBLIC)}. Fix: one of these names, a "
+            "folder, or an id of the hub such as Qwen/Qwen3-14B"
+        )
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -133,9 +147,12 @@ def model_of(name: str) -> Model:
     try:
         model = empty(config, "sdpa")
         check_structure(model)
+        _check_attention(config)
     except ValueError as error:
         raise ValueError(f"model: {error}") from error
     layers = model.base_model.layers
+    sizes = [_parameters(layer) for layer in layers]
+    parameters = _parameters(model)
     return Model(
         layers=len(layers),
         hidden=config.hidden_size,
@@ -145,8 +162,58 @@ def model_of(name: str) -> Model:
         head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         vocabulary=config.vocab_size,
         positions=config.max_position_embeddings,
-        parameters=sum(weight.numel() for weight in model.parameters()),
-        layer_parameters=sum(weight.numel() for weight in layers[0].parameters()),
+        parameters=parameters,
+        layer_parameters=max(sizes),
+        root_parameters=parameters - sum(sizes),
         tied=bool(config.tie_word_embeddings),
         norms_queries=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
+        rotates_part=(getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1) != 1,
+        linear=_linear(model),
+        mixture=_mixture(model),
+    )
+
+
+def _check_attention(config: PretrainedConfig) -> None:
+    """Raises ValueError for a model whose attention needs what packed attention does not have."""
+    register()
+    model, ids = empty(config, PACKED), torch.zeros(1, 2, dtype=torch.long, device="meta")
+    with torch.no_grad(), suppress(RuntimeError):  # without numbers in memory it gets as far as the kernel
+        model.base_model(input_ids=ids, position_ids=ids, use_cache=False, **bounds([2], ids.device))
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def _linear(model: PreTrainedModel) -> dict[str, int]:
+    """Returns inputs and outputs of each linear layer but the head; of a mixture, those of attention alone."""
+    kept = ATTENTION if mixture_of(model) else ("",)
+    return {
+        name: sum(module.weight.shape)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings() and name.endswith(kept)
+    }
+
+
+def _mixture(model: PreTrainedModel) -> Mixture | None:
+    """Returns the numbers of the first layer of a mixture, or None for a dense model."""
+    layers = mixture_of(model)
+    if not layers:
+        return None
+    first, hidden = layers[0], model.config.hidden_size
+    matrices = sum(weight.numel() for weight in first.experts.parameters() if weight.ndim == 3)
+    block = model.get_submodule(first.name.rpartition(".")[0])
+    shared = [module.weight for module in block.modules() if isinstance(module, nn.Linear)]
+    tokens = torch.empty(2, hidden, dtype=torch.bfloat16, device="meta")
+    logits_LE, weights_Lk, _ = copy.deepcopy(first.router).to(torch.bfloat16)(tokens)
+    return Mixture(
+        layers=len(layers),
+        experts=first.count,
+        per_token=first.per_token,
+        width=matrices // (3 * first.count * hidden),
+        matrices=matrices,
+        shared=sum(weight.numel() for weight in shared) // (3 * hidden),
+        gated=any(len(weight) == 1 for weight in shared),
+        score_bytes=weights_Lk.element_size(),
+        router_bytes=logits_LE.element_size(),
     )

@@ -17,6 +17,7 @@ class Plan:
 
     max_tokens: length of the longest trajectory; the learner's rows (`micro_batch_tokens`) hold it.
     samples: whether replicas sample too, as in reinforcement learning; supervised training has none.
+    host_gpus: GPUs of a host, over which hybrid sharding divides a copy of the weights.
     """
 
     model: Model
@@ -25,10 +26,17 @@ class Plan:
     max_tokens: int
     gpu_bytes: int
     samples: bool = True
+    host_gpus: int = 8
+
+    @property
+    def shards(self) -> int:
+        """Returns R, the number of ranks that share a copy of the weights."""
+        ranks = self.devices.learner_ranks
+        return min(ranks, self.host_gpus) if self.learner.sharding == "hybrid" else ranks
 
     @property
     def adapters(self) -> int:
-        return self.learner.lora_rank * self.model.layers * self.model.adapter_width
+        return self.learner.lora_rank * self.model.adapter_width(self.learner.lora_targets)
 
     @property
     def weights(self) -> int:
@@ -38,7 +46,32 @@ class Plan:
     @property
     def trained(self) -> int:
         """Returns T, the number of trained parameters."""
-        return self.adapters or self.model.parameters
+        if self.adapters:
+            return self.adapters
+        mixture = self.model.mixture
+        frozen = (
+            mixture.layers * mixture.experts * self.model.hidden if mixture and not self.learner.train_router else 0
+        )
+        return self.model.parameters - frozen
+
+    def of_a_rank(self, parameters: int) -> int:
+        """Returns how many of the parameters rank 0 has; experts are given to ranks whole, so it may have more."""
+        experts = self.model.experts if parameters >= self.model.experts else 0
+        return (parameters - experts) // self.shards + int(experts * self.padding) // self.shards
+
+    @property
+    def padding(self) -> float:
+        """Returns how much larger the experts are once they are filled up to as many for each rank."""
+        if self.model.mixture is None:
+            return 1.0
+        experts = self.model.mixture.experts
+        return -(-experts // self.shards) * self.shards / experts
+
+    @property
+    def layer(self) -> int:
+        """Returns the parameters of the largest layer, filled up to equal shards."""
+        experts = self.model.mixture.matrices if self.model.mixture else 0
+        return self.model.layer_parameters + int(experts * (self.padding - 1))
 
 
 def gib(size: float) -> str:
