@@ -96,6 +96,7 @@ class Config:
     def plan(self) -> Plan:
         """Returns what is asked for, as it is. Raises ValueError for a model that cannot be trained."""
         devices = self.device_plan()
+        self.learner.check_ranks(devices.learner_ranks)
         rows = max(self.max_tokens, self.learner.micro_batch_tokens)  # a longer trajectory has a row of its own
         fields = devices.learner_fields
         if self.program == "sft":
@@ -184,6 +185,8 @@ def command_of(plan: Plan) -> str:
         "learner.activation_offload": str(learner.activation_offload).lower(),
         "learner.lora_rank": learner.lora_rank,
     }
+    if learner.context_parallel > 1:
+        options["learner.context_parallel"] = learner.context_parallel
     if learner.flash_attention != "FA2":
         options["learner.flash_attention"] = learner.flash_attention
     program = "rl.py" if plan.samples else "sft.py"

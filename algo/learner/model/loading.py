@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from algo.learner.measure.flops import Cost, cost_of
 from algo.learner.model.attention import activate, register
+from algo.learner.model.context import Context, check_heads
 from algo.learner.model.lora import add_adapters
 from algo.learner.model.recompute import checkpoint_layers
 from algo.learner.model.scorer import Scorer
@@ -40,12 +41,14 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name, number)
 
 
-def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
+def load(config: LearnerConfig, source: Path, context: Context | None = None) -> tuple[Scorer, Cost]:
     """Returns the checkpoint's model in fp32, sharded over all ranks, and what a pass costs.
 
     Every rank builds the model without memory (the meta device) and shards it. Rank 0 reads the weights into host
     memory, so that a machine holds one whole copy; each weight goes to its shards and is then freed, so that a GPU
     never holds more than its shards and one weight.
+
+    context: the ranks that share rows (`algo.learner.model.sharding.context_of`).
 
     Raises OSError or ValueError for a checkpoint, a model (`algo.learner.model.supported`) or names that do not fit.
     """
@@ -56,6 +59,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     transformers_logging.disable_progress_bar()
     model = empty(AutoConfig.from_pretrained(source, trust_remote_code=False), config.attention)
     check_structure(model)
+    check_heads(model.config, config.context_parallel)
     whole = _whole(source, config) if dist.get_rank() == 0 else {}
     model.eval()  # no dropout, as in the sampler
     if config.lora_rank:
@@ -63,7 +67,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
             add_adapters(model, config)
     checkpoint_layers(model, config)
     cost = cost_of(model)
-    scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)
+    scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload, context=context)
     scorer = shard(scorer, config)
     scorer.to_empty(device=choose_device(config.device))
     scatter(scorer, whole)
