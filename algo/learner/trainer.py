@@ -348,7 +348,7 @@ class Trainer:
             self._to_device(micro.token_ids_RL),
             self._to_device(micro.position_ids_RL),
             micro.lengths_S.tolist(),
-            torch.from_numpy(micro.positions_M),
+            micro.positions_M,
             self._to_device(micro.targets_M if targets is None else targets),
             micro.shared,
         )
@@ -413,7 +413,7 @@ class Trainer:
                 self._to_device(token_ids_RL),
                 self._to_device(position_ids_RL),
                 lengths_S,
-                torch.from_numpy(positions_M),
+                positions_M,
                 self._to_device(targets_M),
             )
         reshard(self.scorer)

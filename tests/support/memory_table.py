@@ -31,8 +31,9 @@ MODELS = ("Qwen3-1.7B", "Qwen2.5-7B-Instruct", "Qwen3-14B", "Qwen3-32B")
 TOKENS = 14336
 
 
-def _cell(model, ranks, checkpointing="full", tokens=TOKENS, **learner):
-    return Cell(model=model, ranks=ranks, tokens=tokens, learner={"activation_checkpointing": checkpointing, **learner})
+def _cell(model, ranks, checkpointing="full", tokens=TOKENS, sampled=0.8, **learner):
+    learner = {"activation_checkpointing": checkpointing, **learner}
+    return Cell(model=model, ranks=ranks, tokens=tokens, sampled=sampled, learner=learner)
 
 
 CELLS = [_cell(model, ranks, **lora) for model in MODELS for ranks in (1, 8, 16) for lora in ({}, {"lora_rank": 32})]
@@ -43,6 +44,9 @@ CELLS += [
     _cell("Qwen3-14B", 8, tokens=16384, loss=LearnerConfig(loss=CrossEntropy()).loss),
     _cell("Qwen2.5-7B-Instruct", 8, "selective"),
     _cell("Qwen3-1.7B", 1, "selective", lora_rank=32),
+    # All tokens are targets, since ranks that share a row otherwise have more or fewer of them than others.
+    _cell("Qwen3-14B", 8, "attention", tokens=32768, sampled=1.0, context_parallel=4),
+    _cell("Qwen3-14B", 8, "selective", tokens=32768, sampled=1.0, context_parallel=8),
 ]
 
 
@@ -70,7 +74,8 @@ def fitted(cell):
     moments = {name: sum(parts.values()) for name, parts in learner_moments(plan).items()}
     loading = moments.pop("loading")
     counted = operations(plan, tokens=cell.tokens, targets=round(cell.sampled * cell.tokens))
-    return {"load": loading, "train": max(moments.values()), "needed": counted.needed, "executed": counted.executed}
+    needed, executed = (count / learner.context_parallel for count in (counted.needed, counted.executed))
+    return {"load": loading, "train": max(moments.values()), "needed": needed, "executed": executed}
 
 
 def compared(row):
@@ -94,6 +99,8 @@ def table():
         kind = cell.learner["activation_checkpointing"] + (
             ", offload" if cell.learner.get("activation_offload") else ""
         )
+        if sharing := cell.learner.get("context_parallel"):
+            kind += f", rows shared by {sharing}"
         pairs = [f"{actual[name] / GIB:.1f}, {computed[name] / GIB:.1f}" for name in ("load", "train")]
         shares = [f"{each['executed'] / each['needed']:.3f}" for each in (actual, computed)]
         tokens = "" if cell.tokens == TOKENS else f", rows of {cell.tokens:,}"

@@ -16,7 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call
@@ -55,7 +57,7 @@ class Scorer(nn.Module):
         token_ids_RL: Tensor,
         position_ids_RL: Tensor,
         lengths: Sequence[int],
-        positions_M: Tensor,
+        positions_M: NDArray[np.int64],
         targets_M: Tensor,
         shared: int = 0,
     ) -> tuple[Tensor, Tensor]:
@@ -63,7 +65,7 @@ class Scorer(nn.Module):
 
         targets_M: one token for each position, or several as [M, J]; the log-probabilities have its shape. lengths:
         those of the row's trajectories. shared: how many tokens at the row's beginning all of them continue.
-        positions_M: best on the CPU. Ranks that share the row are all given the whole of it.
+        Ranks that share the row are all given the whole of it.
         """
         device, count = token_ids_RL.device, len(targets_M)
         arguments = bounds(lengths, device, shared)
@@ -71,8 +73,8 @@ class Scorer(nn.Module):
         if part is not None:
             arguments["row_part"] = part
             token_ids_RL, position_ids_RL = part.of(token_ids_RL), part.of(position_ids_RL)
-            own = part.own(positions_M.cpu().numpy())
-            positions_M = torch.from_numpy(positions_M.cpu().numpy()[own] - part.start)
+            own = part.own(positions_M)
+            positions_M = positions_M[own] - part.start
             own_M = torch.from_numpy(own).to(device)
             targets_M = targets_M.index_select(0, own_M)
         with self._kept_activations(device):
@@ -82,7 +84,7 @@ class Scorer(nn.Module):
                 use_cache=False,
                 **arguments,
             ).last_hidden_state
-        hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M.to(device))
+        hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, torch.as_tensor(positions_M).to(device))
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
         score = partial(checkpoint, _score, use_reentrant=False) if recompute else _score
         score = partial(score, self._head())

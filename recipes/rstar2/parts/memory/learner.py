@@ -4,7 +4,8 @@ A test runs the learner's own code on fake GPUs and compares (tests/real/algo/te
 compared. Ranks hold gathered weights of two layers at a time; a single rank keeps all of them.
 
 Legend: P parameters and T trained ones (all, or those of the adapters), R ranks, H hidden size, I intermediate size, V
-vocabulary, Q and K widths of all query and key heads, N tokens of a row; float32 has 4 bytes, bfloat16 has 2.
+vocabulary, Q and K widths of all query and key heads, N tokens that a rank has of a row; float32 has 4 bytes, bfloat16
+has 2.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def learner_moments(plan: Plan) -> dict[str, Parts]:
     """
     model, learner, ranks = plan.model, plan.learner, plan.devices.learner_ranks
     several, full = ranks > 1, not learner.lora_rank
-    tokens = learner.micro_batch_tokens
+    tokens = plan.rank_tokens
     root, layer, head = model.root_parameters, model.layer_parameters, model.head
     state = {"weights": 4 * plan.weights // ranks, "AdamW's moments": 8 * plan.trained // ranks}
     state["gradients"] = 4 * plan.trained // ranks
