@@ -171,7 +171,7 @@ class Canary:
             torch.from_numpy(np.concatenate(inputs)[None]).to(device),
             torch.from_numpy(np.concatenate([np.arange(length) for length in lengths_S])[None]).to(device),
             lengths_S,
-            torch.arange(len(targets_M), device=device),
+            np.arange(len(targets_M)),
             torch.from_numpy(targets_M).to(device),
         )
         with torch.no_grad(), _recorded(self.scorer.model if self._experts else None) as routes:

@@ -25,6 +25,15 @@ MISMATCH = {"float32": 3e-5, "bfloat16": 0.1}
 ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
 
+def divisors(number: int) -> str:
+    """Returns what divides a number, for a message.
+
+    >>> divisors(6)
+    '1, 2, 3, 6'
+    """
+    return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
     """How a batch becomes an update."""
@@ -84,7 +93,11 @@ class LearnerConfig:
     minibatches: int = 2
     """Optimizer steps per batch."""
     micro_batch_tokens: int = 4096
-    """Input tokens of one forward pass."""
+    """Input tokens of one forward pass: the longest row of a rank, or of a group of ranks (`context_parallel`)."""
+    context_parallel: int = 1
+    """Ranks that share each row, for trajectories that are too long for one: each holds that share of the activations.
+    A row of a group may so be that many times as long as one of a rank. It must divide the ranks and the model's query
+    heads, and needs attention "packed". It changes results only by rounding (`algo.learner.model.context`)."""
     threads: int = 2
     """CPU threads of each rank."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -173,7 +186,7 @@ class LearnerConfig:
             (within("[0, 1]"), ("decay_to",)),
             (betas, ("betas",)),
             (whole(0), ("warmup_steps", "lora_rank")),
-            (whole(1), ("minibatches", "micro_batch_tokens", "threads")),
+            (whole(1), ("minibatches", "micro_batch_tokens", "context_parallel", "threads")),
             (true_or_false, switches),
             (targets, ("lora_targets",)),
             (one_of(*get_args(Schedule)), ("schedule",)),
@@ -199,6 +212,11 @@ class LearnerConfig:
                 "LearnerConfig.activation_checkpointing must be 'full' with activation_offload, got "
                 f"{self.activation_checkpointing!r}"
             )
+        if self.context_parallel > 1 and self.attention != "packed":
+            raise ValueError(
+                f"LearnerConfig.attention must be 'packed' with context_parallel={self.context_parallel}, got "
+                f"{self.attention!r}"
+            )
         if (self.device, self.attention, self.dtype) == ("cuda", "packed", "float32"):
             raise ValueError("LearnerConfig.dtype must be 'bfloat16' for packed attention on a GPU, got 'float32'")
 
@@ -208,6 +226,14 @@ class LearnerConfig:
         if self.mismatch_tolerance != "auto":
             return self.mismatch_tolerance
         return MISMATCH["bfloat16" if "bfloat16" in (self.dtype, self.weights_dtype) else "float32"]
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ValueError for so many ranks, if they cannot be divided into groups that share rows."""
+        if ranks % self.context_parallel:
+            raise ValueError(
+                f"LearnerConfig.context_parallel must divide the learner's {ranks} ranks (learner_ranks), got "
+                f"{self.context_parallel}. Fix: one of {divisors(ranks)}, or other learner_ranks"
+            )
 
     def for_run(self, steps: int) -> LearnerConfig:
         """Returns the configuration for a run of `steps` batches, over which a schedule without steps of its own falls.

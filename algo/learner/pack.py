@@ -93,11 +93,14 @@ def plan(
     seed: int,
     rank: int = 0,
     share_prefix: bool = False,
+    parts: int = 1,
 ) -> list[MiniBatch]:
     """Returns shuffled minibatches for one rank, without those that have no target.
 
     micro_batch_tokens: bounds a row's length, except that a longer trajectory gets a row of its own.
     share_prefix: computes the common beginning of all trajectories of a minibatch once a row.
+    parts: how many equal parts each row is divided into afterwards; what fills them up counts as filler. Those who
+    share a row then count as one rank.
     """
     starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
     # A trajectory's inputs are everything before its last sampled token: 0 if none can be a target.
@@ -110,11 +113,12 @@ def plan(
     for chunk in filter(len, np.array_split(order_B, minibatches)):
         shared = _shared(batch, starts_B, chunk) if share_prefix else 0
         own_B = inputs_B - shared
-        parts = [_rows(share, own_B, micro_batch_tokens - shared) for share in _split(chunk, own_B, ranks)]
-        rows = max(map(len, parts))  # of each rank
-        lengths = [n for part in parts for row in part for n in (shared, *own_B[row].tolist()) if n]
-        fillers = rows * ranks - sum(map(len, parts))
-        micros = [_micro(batch, starts_B, own_B, shared, row) for row in parts[rank]]
+        shares = [_rows(share, own_B, micro_batch_tokens - shared) for share in _split(chunk, own_B, ranks)]
+        rows = max(map(len, shares))  # of each rank
+        lengths = [n for share in shares for row in share for n in (shared, *own_B[row].tolist()) if n]
+        fillers = parts * (rows * ranks - sum(map(len, shares)))
+        fillers += sum(-(shared + int(own_B[row].sum())) % parts for share in shares for row in share)
+        micros = [_micro(batch, starts_B, own_B, shared, row) for row in shares[rank]]
         minibatch = MiniBatch(
             micros=(*micros, *[EMPTY] * (rows - len(micros))),
             loss_tokens=int(targets_B[chunk].sum()),

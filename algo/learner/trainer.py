@@ -42,7 +42,7 @@ from algo.learner.model.lora import peft_settings
 from algo.learner.model.reference import Reference
 from algo.learner.model.routing import RowRoutes, check_shape
 from algo.learner.model.scorer import Scorer
-from algo.learner.model.sharding import copies_of, reshard, reshard_between_passes
+from algo.learner.model.sharding import context_of, copies_of, reshard, reshard_between_passes
 from algo.learner.optimizer import adamw, set_options
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.serialize import from_plain
@@ -118,7 +118,9 @@ class Trainer:
         self.normalizes = bool(getattr(self.loss, "normalizes", False))
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
-        self.scorer, self.cost = load(config, source)
+        self.context = context_of(config)  # the ranks that share rows
+        self.sharing = config.context_parallel  # how many they are
+        self.scorer, self.cost = load(config, source, self.context)
         self.mixtures = mixture_of(self.scorer.model)
         self.copies = copies_of(self.scorer)  # how many ranks hold the same shard of a gradient
         self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
@@ -201,8 +203,9 @@ class Trainer:
             batch,
             minibatches=minibatches,
             micro_batch_tokens=self.config.micro_batch_tokens,
-            ranks=self.world_size,
-            rank=self.rank,
+            ranks=self.world_size // self.sharing,
+            rank=self.rank // self.sharing,
+            parts=self.sharing,
             seed=self.seed,
             share_prefix=self.config.share_prefix and self.config.attention == PACKED,
         )
@@ -266,7 +269,7 @@ class Trainer:
         micros = minibatch.micros
         gradients = [parameter.grad.to_local() for parameter in self.trained if parameter.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / self.copies
-        result = reduced(counts, square) | self.expert_load.metrics()
+        result = reduced(counts, square, copies=self.sharing) | self.expert_load.metrics()
         mean_weight = _mean_weight(result) if self.normalizes else 1.0
         result["loss"] /= mean_weight
         norm = result["grad_norm"] = result.pop("square") ** 0.5 / mean_weight
@@ -362,8 +365,10 @@ class Trainer:
             added["reference_kl"] = kl_M.detach().sum()
         if self.config.load_balancing_coef:
             loss = loss + self.expert_load.loss(micro)
-        (loss * self.world_size).backward()  # FSDP averages over ranks, but the loss already counts the tokens of all
-        if self._notes is not None:
+        # FSDP averages over ranks, but the loss already counts the tokens of all. Of ranks that share the row, each has
+        # the gradient of its own positions only.
+        (loss * self.world_size).backward()
+        if self._notes is not None and self._reports:
             self._notes.add(micro, logprobs_M, entropy_M, scale=totals.tokens / self.world_size)
         if self.mixtures:
             added |= self._routing(micro, routes)
@@ -405,7 +410,7 @@ class Trainer:
             self._to_device(micro.token_ids_RL),
             self._to_device(micro.position_ids_RL),
             micro.lengths_S.tolist(),
-            self._to_device(micro.positions_M),
+            micro.positions_M,
             self._to_device(micro.targets_M if targets is None else targets),
             micro.shared,
             routes,
@@ -468,7 +473,8 @@ class Trainer:
         logprobs_N = torch.zeros(len(batch.token_ids_N))
         for minibatch in self.plan(batch, 1):
             micros = minibatch.micros
-            for micro, logprobs_M in zip(micros, self.logprobs(micros), strict=True):
+            scored = zip(micros, self.logprobs(micros), strict=True)
+            for micro, logprobs_M in scored if self._reports else ():
                 places_M = starts_B[micro.trajectories_S[micro.sequence_M]]
                 places_M = places_M + micro.position_ids_RL.flat[micro.positions_M] + 1
                 logprobs_N[torch.from_numpy(places_M)] = logprobs_M.cpu()
@@ -495,6 +501,11 @@ class Trainer:
         self.trained_batches = counters["trained_batches"]
         self.canary.restore(counters)
         return counters["version"]
+
+    @property
+    def _reports(self) -> bool:
+        """Returns whether this rank reports of its rows, for all that share them."""
+        return self.rank % self.sharing == 0
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)

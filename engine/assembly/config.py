@@ -35,7 +35,8 @@ class TrainingConfig:
     group: GroupConfig
     rollout: RolloutConfig
     learner: Any
-    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`."""
+    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`. If it has a method
+    `check_ranks(ranks)`, that is asked before anything starts, and raises ValueError for ranks that it cannot use."""
     learner_state: Path | None = None
     """A learner's checkpoint of another run (its checkpoints/step-000012) to begin with: weights, optimizer, batches
     counted so far and random numbers. None: the checkpoint's weights and a new optimizer.
@@ -104,6 +105,8 @@ class TrainingConfig:
             raise ValueError(f"learner_state must be a folder, got {str(self.learner_state)!r}")
         if self.devices.adapters and not getattr(self.learner, "lora_rank", 0):
             raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
+        if check_ranks := getattr(self.learner, "check_ranks", None):
+            check_ranks(self.devices.learner_ranks)
         Leases(self.prompts_per_step, self.max_staleness)
         if self.replicas_config.quantization is not None:
             self._check_quantized()

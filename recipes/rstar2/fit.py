@@ -45,6 +45,7 @@ from sandbox.printable import printable
 from sandbox.require import none_or, positive, require_fields
 
 SAMPLED = 0.8  # share of a trajectory's tokens that are learnt
+SHARING = (2, 4, 8)  # ranks that may share a row
 KINDS: tuple[Checkpointing, ...] = get_args(Checkpointing)  # from what is fastest to what takes least memory
 
 
@@ -100,6 +101,7 @@ class Config:
     def plan(self) -> Plan:
         """Returns what is asked for, as it is. Raises ValueError for a model that cannot be trained."""
         devices = self.device_plan()
+        self.learner.check_ranks(devices.learner_ranks)
         rows = max(self.max_tokens, self.learner.micro_batch_tokens)  # a longer trajectory has a row of its own
         fields = devices.learner_fields
         if self.program == "sft":
@@ -164,6 +166,17 @@ def _offload(plan: Plan) -> Plan:
     return _learns(plan, activation_checkpointing="full", activation_offload=True)
 
 
+def _sharing(ranks: int) -> Callable[[Plan], Plan]:
+    """Returns the change to so many ranks that share each row, where that is possible and more than now."""
+
+    def change(plan: Plan) -> Plan:
+        now = plan.learner.context_parallel
+        divides = plan.devices.learner_ranks % ranks == 0 and plan.model.heads % ranks == 0
+        return _learns(plan, context_parallel=max(now, ranks)) if divides else plan
+
+    return change
+
+
 def _adapters(plan: Plan) -> Plan:
     return _learns(plan, lora_rank=plan.learner.lora_rank or 32)
 
@@ -174,7 +187,7 @@ def _shorter(plan: Plan) -> Plan:
     return _learns(replace(plan, max_tokens=longest), micro_batch_tokens=longest)
 
 
-CHANGES = (*map(_checkpointing, KINDS[1:]), _wider_replicas, _offload, _adapters, _shorter)
+CHANGES = (*map(_checkpointing, KINDS[1:]), _wider_replicas, _offload, *map(_sharing, SHARING), _adapters, _shorter)
 
 
 def fitting(plan: Plan) -> Plan | None:
@@ -216,6 +229,8 @@ def command_of(plan: Plan) -> str:
         options["learner.train_router"] = "false"
     if learner.sharding != "full":
         options["learner.sharding"] = learner.sharding
+    if learner.context_parallel > 1:
+        options["learner.context_parallel"] = learner.context_parallel
     if learner.flash_attention != "FA2":
         options["learner.flash_attention"] = learner.flash_attention
     program = "rl.py" if plan.samples else "sft.py"

@@ -123,7 +123,7 @@ class Config:
         require_fields(self, at_least(0), "held_out_rows", "format_prompts", "format_temperature", "seed")
         if self.learner.steps is not None:
             raise ValueError(f"learner.steps is that of the run. Fix: steps={self.learner.steps} in its place")
-        self.plan  # noqa: B018  its own checks, before anything starts
+        self.learner.check_ranks(self.plan.learner_ranks)  # and the plan's own checks, before anything starts
 
     @property
     def plan(self) -> DevicePlan:

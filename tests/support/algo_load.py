@@ -8,6 +8,7 @@ import resource
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -36,7 +37,7 @@ def main(checkpoint, result):
     dist.all_gather_object(ranks, found)
     ids_L = torch.arange(3, 10)
     with torch.no_grad():
-        logprobs_M, _ = scorer(ids_L[None, :-1], torch.arange(6)[None], [6], torch.arange(6), ids_L[1:])
+        logprobs_M, _ = scorer(ids_L[None, :-1], torch.arange(6)[None], [6], np.arange(6), ids_L[1:])
     weights = full_state(scorer)
     if dist.get_rank() == 0:
         torch.save({"ranks": ranks, "weights": weights, "logprobs": logprobs_M}, result)

@@ -69,7 +69,8 @@ def measure(cell):
             }
             memory.reset()
 
-        trainer = Trainer(_config(cell), source, [[1, 2, 3, 4]], source, seed=0)
+        canary = [1] * 65  # long enough that each rank that shares a row has several of its positions
+        trainer = Trainer(_config(cell), source, [canary], source, seed=0)
         phase("load")
         kernels = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward
         counts = {kernel: _causal(kernel) for kernel in kernels} | {torch.ops.aten._grouped_mm: grouped}
@@ -121,12 +122,14 @@ def _config(cell):
 
 
 def _batch(cell, rows):
-    """Returns a batch of so many rows for each rank; with two of them gradients are added up."""
+    """Returns a batch of so many rows for each rank, or for each group of ranks that share rows; with two of them
+    gradients are added up.
+    """
     import numpy as np
 
     from engine.types import Batch
 
-    count, length = rows * cell.ranks, cell.tokens + 1
+    count, length = rows * cell.ranks // cell.learner.get("context_parallel", 1), cell.tokens + 1
     sampled_T = np.arange(length) >= round(length * (1 - cell.sampled))
     return Batch(
         step=0,
@@ -168,7 +171,7 @@ def fake():
         with patch.object(torch.nn.Module, "to", lambda module, *_args, **_options: module):
             add_adapters(model, config)
 
-    def reduced(_counts, _square):
+    def reduced(_counts, _square, **_options):
         return {"tokens": 1.0, "loss": 1.0, "square": 0.25, "ratio_max": 1.0, "mismatch_checked": 0.0}
 
     loading.choose_device = trainer.choose_device = lambda _name: torch.device(fake_gpu.GPU, 0)

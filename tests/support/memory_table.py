@@ -32,8 +32,9 @@ MODELS = ("Qwen3-1.7B", "Qwen2.5-7B-Instruct", "Qwen3-14B", "Qwen3-32B")
 TOKENS = 14336
 
 
-def _cell(model, ranks, checkpointing="full", tokens=TOKENS, **learner):
-    return Cell(model=model, ranks=ranks, tokens=tokens, learner={"activation_checkpointing": checkpointing, **learner})
+def _cell(model, ranks, checkpointing="full", tokens=TOKENS, sampled=0.8, **learner):
+    learner = {"activation_checkpointing": checkpointing, **learner}
+    return Cell(model=model, ranks=ranks, tokens=tokens, sampled=sampled, learner=learner)
 
 
 CELLS = [_cell(model, ranks, **lora) for model in MODELS for ranks in (1, 8, 16) for lora in ({}, {"lora_rank": 32})]
@@ -44,6 +45,9 @@ CELLS += [
     _cell("Qwen3-14B", 8, tokens=16384, loss=LearnerConfig(loss=CrossEntropy()).loss),
     _cell("Qwen2.5-7B-Instruct", 8, "selective"),
     _cell("Qwen3-1.7B", 1, "selective", lora_rank=32),
+    # All tokens are targets, since ranks that share a row otherwise have more or fewer of them than others.
+    _cell("Qwen3-14B", 8, "attention", tokens=32768, sampled=1.0, context_parallel=4),
+    _cell("Qwen3-14B", 8, "selective", tokens=32768, sampled=1.0, context_parallel=8),
 ]
 # Of mixtures, attention gets adapters.
 ADAPTERS = {"lora_rank": 32, "lora_targets": list(ATTENTION)}
@@ -79,7 +83,8 @@ def fitted(cell):
     loading, publishing = moments.pop("loading"), moments.pop("publishing")
     counted = operations(plan, tokens=cell.tokens, targets=round(cell.sampled * cell.tokens))
     memory = {"load": loading, "train": max(moments.values()), "publish": publishing}
-    return memory | {"needed": counted.needed, "executed": counted.executed}
+    needed, executed = (count / learner.context_parallel for count in (counted.needed, counted.executed))
+    return memory | {"needed": needed, "executed": executed}
 
 
 def compared(row):
@@ -103,6 +108,8 @@ def table():
         kind = cell.learner["activation_checkpointing"] + (
             ", offload" if cell.learner.get("activation_offload") else ""
         )
+        if sharing := cell.learner.get("context_parallel"):
+            kind += f", rows shared by {sharing}"
         pairs = [f"{actual[name] / GIB:.1f}, {computed[name] / GIB:.1f}" for name in ("load", "train")]
         shares = [f"{each['executed'] / each['needed']:.3f}" for each in (actual, computed)]
         tokens = "" if cell.tokens == TOKENS else f", rows of {cell.tokens:,}"

@@ -20,11 +20,14 @@ OF_A_MINIBATCH = ("load_balancing", "experts_unused")
 BEFORE_THE_UPDATE = ("mismatch_max", "mismatch_fresh_max")
 
 
-def reduced(counts: Sequence[dict[str, Tensor]], square: Tensor) -> dict[str, float]:
-    """Combines the counts of all microbatches of all ranks, equally named; `square` is this rank's. A collective."""
+def reduced(counts: Sequence[dict[str, Tensor]], square: Tensor, copies: int = 1) -> dict[str, float]:
+    """Combines the counts of all microbatches of all ranks, equally named; `square` is this rank's. A collective.
+
+    copies: how many ranks count the same microbatches.
+    """
     maxima = [name for name in counts[0] if name.endswith("_max")]
     sums = [name for name in counts[0] if name not in maxima]
-    added = torch.cat([_table(counts, sums).sum(0), square.double()[None]])
+    added = torch.cat([_table(counts, sums).sum(0) / copies, square.double()[None]])
     largest = _table(counts, maxima).amax(0)
     if dist.get_world_size() > 1:
         dist.all_reduce(added)

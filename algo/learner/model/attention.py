@@ -30,6 +30,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from algo.learner.model.context import RowPart
+
 PACKED = "packed"
 # PyTorch 2.11 takes fewer heads of keys than of queries by itself; later versions need this argument.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -105,11 +107,14 @@ def packed_attention(
     max_length_q: int = 0,
     max_length_k: int = 0,
     key_index_K: Tensor | None = None,
+    row_part: RowPart | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Returns [1, L, H, D] and no weights, by transformers' interface. attention_mask: the window (`window_of_mask`).
+
+    row_part: where ranks share the row, what this rank has of it: the states are those of its positions alone.
 
     Raises ValueError for a model that does not pass the bounds of the trajectories on (Nemotron), for one whose layers
     and masks disagree on the window, for what would be left out, a cap of the scores (softcap) or sinks (s_aux), and on
@@ -130,6 +135,8 @@ def packed_attention(
             f"{type(module).__name__} needs {' and '.join(wanted)}, which attention {PACKED!r} does not have. Fix: "
             "LearnerConfig(attention='sdpa') if transformers has it for this model, else another model"
         )
+    if row_part is not None:
+        query_1HLD, key_1HLD, value_1HLD = row_part.by_heads(query_1HLD, key_1HLD, value_1HLD)
     if key_index_K is not None:
         key_1HLD, value_1HLD = (states.index_select(2, key_index_K) for states in (key_1HLD, value_1HLD))
     window = sliding_window if sliding_window and sliding_window < max_length_k else None
@@ -143,7 +150,8 @@ def packed_attention(
         heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
         ends, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
         span = (window - 1 if window else -1, 0)  # how many tokens before and after itself a token sees
-        return varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=span, **GROUPED)[None], None
+        output_1LHD = varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=span, **GROUPED)[None]
+        return output_1LHD if row_part is None else row_part.by_positions(output_1LHD), None
     key_lengths = cu_seq_lens_k.diff().tolist()
     queries = query_1HLD.split(cu_seq_lens_q.diff().tolist(), dim=2)
     keys, values = key_1HLD.split(key_lengths, dim=2), value_1HLD.split(key_lengths, dim=2)
@@ -152,7 +160,8 @@ def packed_attention(
         for query, key, value in zip(queries, keys, values, strict=True)
         if query.shape[2]  # a trajectory that is all shared has no tokens of its own
     ]
-    return torch.cat(alone, dim=2).transpose(1, 2), None
+    output_1LHD = torch.cat(alone, dim=2).transpose(1, 2)
+    return output_1LHD if row_part is None else row_part.by_positions(output_1LHD), None
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, scale: float | None) -> Tensor:

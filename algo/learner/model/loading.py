@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from algo.learner.measure.flops import Cost, cost_of
 from algo.learner.model.attention import activate, register
+from algo.learner.model.context import Context, check_heads
 from algo.learner.model.experts import freeze_routers
 from algo.learner.model.lora import add_adapters
 from algo.learner.model.recompute import checkpoint_layers
@@ -42,12 +43,14 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name, number)
 
 
-def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
+def load(config: LearnerConfig, source: Path, context: Context | None = None) -> tuple[Scorer, Cost]:
     """Returns the checkpoint's model in fp32, sharded over all ranks, and what a pass costs.
 
     Every rank builds the model without memory (the meta device) and shards it. Rank 0 reads the weights into host
     memory, so that a machine holds one whole copy; each weight goes to its shards and is then freed, so that a GPU
     never holds more than its shards and one weight.
+
+    context: the ranks that share rows (`algo.learner.model.sharding.context_of`).
 
     Raises OSError or ValueError for a checkpoint, a model (`algo.learner.model.supported`) or names that do not fit.
     """
@@ -58,6 +61,7 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     transformers_logging.disable_progress_bar()
     model = empty(AutoConfig.from_pretrained(source, trust_remote_code=False), config.attention)
     check_structure(model)
+    check_heads(model.config, config.context_parallel)
     whole = _whole(source, config) if dist.get_rank() == 0 else {}
     model.eval()  # no dropout, as in the sampler
     if config.lora_rank:
@@ -66,13 +70,18 @@ def load(config: LearnerConfig, source: Path) -> tuple[Scorer, Cost]:
     freeze_routers(model, config)
     checkpoint_layers(model, config)
     mixtures = follow_routes(model)
+    if context is not None and mixtures:
+        raise ValueError(
+            f"LearnerConfig.context_parallel must be 1 for {model.config.model_type!r}, which is a mixture of experts, "
+            f"got {config.context_parallel}"
+        )
     if config.replay_routing and not mixtures:
         raise ValueError(
             f"LearnerConfig.replay_routing must be False for {model.config.model_type!r}, which is no mixture of "
             "experts, got True"
         )
     cost = cost_of(model)
-    scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload)
+    scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload, context=context)
     scorer = shard(scorer, config)
     scorer.to_empty(device=choose_device(config.device))
     scatter(scorer, whole)

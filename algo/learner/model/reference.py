@@ -29,7 +29,7 @@ class Reference:
         if self._adapted:
             self._scorer = scorer
         else:
-            self._scorer, _ = load(config, source)
+            self._scorer, _ = load(config, source, scorer.context)
             self._scorer.requires_grad_(False)
 
     @contextmanager

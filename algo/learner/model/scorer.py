@@ -16,7 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call
@@ -24,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from algo.learner.model.attention import bounds
+from algo.learner.model.context import Context
 from algo.learner.model.routing import ARGUMENT, RowRoutes
 
 # Rows of logits at once; with a vocabulary of 150k in fp32 that is 0.6 GB, and it is recomputed in the backward pass.
@@ -35,18 +38,27 @@ KEPT_LOGITS = 1 << 24
 class Scorer(nn.Module):
     """Computes log-probabilities and entropies. It is the FSDP root, so that the head runs on gathered weights."""
 
-    def __init__(self, model: PreTrainedModel, *, fp32_head: bool = False, activation_offload: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        fp32_head: bool = False,
+        activation_offload: bool = False,
+        context: Context | None = None,
+    ) -> None:
+        """context: the ranks that share each row with this one; None if it has its rows alone."""
         super().__init__()
         self.model = model
         self.fp32_head = fp32_head
         self.activation_offload = activation_offload
+        self.context = context
 
     def forward(
         self,
         token_ids_RL: Tensor,
         position_ids_RL: Tensor,
         lengths: Sequence[int],
-        positions_M: Tensor,
+        positions_M: NDArray[np.int64],
         targets_M: Tensor,
         shared: int = 0,
         routes: RowRoutes | None = None,
@@ -55,24 +67,38 @@ class Scorer(nn.Module):
 
         targets_M: one token for each position, or several as [M, J]; the log-probabilities have its shape. lengths:
         those of the row's trajectories. shared: how many tokens at the row's beginning all of them continue.
-        routes: the sampler's for the positions of the row.
+        Ranks that share the row are all given the whole of it. routes: the sampler's for the positions of the row.
         """
-        followed = {} if routes is None else {ARGUMENT: routes}
-        with self._kept_activations(token_ids_RL.device):
+        device, count = token_ids_RL.device, len(targets_M)
+        arguments = bounds(lengths, device, shared)
+        if routes is not None:
+            arguments[ARGUMENT] = routes
+        part = None if self.context is None else self.context.of(token_ids_RL.shape[1])
+        if part is not None:
+            arguments["row_part"] = part
+            token_ids_RL, position_ids_RL = part.of(token_ids_RL), part.of(position_ids_RL)
+            own = part.own(positions_M)
+            positions_M = positions_M[own] - part.start
+            own_M = torch.from_numpy(own).to(device)
+            targets_M = targets_M.index_select(0, own_M)
+        with self._kept_activations(device):
             hidden_RLH = self.model.base_model(
                 input_ids=token_ids_RL,
                 position_ids=position_ids_RL,
                 use_cache=False,
-                **bounds(lengths, token_ids_RL.device, shared),
-                **followed,
+                **arguments,
             ).last_hidden_state
-        hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, positions_M)
+        hidden_MH = hidden_RLH.flatten(0, 1).index_select(0, torch.as_tensor(positions_M).to(device))
         recompute = len(targets_M) * self.model.config.vocab_size > KEPT_LOGITS
         score = partial(checkpoint, _score, use_reentrant=False) if recompute else _score
         score = partial(score, self._head())
         chunks = zip(hidden_MH.split(LOGIT_ROWS), targets_M.split(LOGIT_ROWS), strict=True)
         logprobs, entropies = zip(*(score(*chunk) for chunk in chunks), strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+        scores = torch.cat(logprobs), torch.cat(entropies)
+        if part is None:
+            return scores
+        logprobs_M, entropies_M = (part.whole(each, own_M, count) for each in scores)
+        return logprobs_M, entropies_M
 
     def _kept_activations(self, device: torch.device) -> AbstractContextManager[None]:
         """Chooses where layers keep what the backward pass needs: with checkpointing, their inputs."""

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from algo.learner.hosts import ranks_of_a_host
+from algo.learner.model.context import Context
 
 if TYPE_CHECKING:
     from algo.learner.config import LearnerConfig
@@ -48,6 +49,19 @@ def shard(scorer: Scorer, config: LearnerConfig) -> Scorer:
     for layer in scorer.model.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_between_passes(config))
     return fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def context_of(config: LearnerConfig) -> Context | None:
+    """Returns the group of neighbouring ranks that share rows with this one; None if it shares none. A collective.
+
+    Weights are sharded over the ranks of all groups together. Raises ValueError for ranks that cannot be divided.
+    """
+    ranks, size = dist.get_world_size(), config.context_parallel
+    config.check_ranks(ranks)
+    if size == 1:
+        return None
+    mesh = init_device_mesh(config.device, (ranks // size, size), mesh_dim_names=("groups", "context"))
+    return Context(group=mesh.get_group("context"), rank=dist.get_rank() % size, ranks=size)
 
 
 def reshard_between_passes(config: LearnerConfig) -> bool:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -150,7 +151,7 @@ def _apart(learners: nn.Module, weights: dict[str, Tensor], row: Sequence[Tensor
     lengths = [len(ids_T) for ids_T in inputs]
     positions_L = torch.cat([torch.arange(length) for length in lengths])
     targets_M = torch.cat([ids_T[1:] for ids_T in row])
-    arguments = (torch.cat(inputs)[None], positions_L[None], lengths, torch.arange(len(targets_M)), targets_M)
+    arguments = (torch.cat(inputs)[None], positions_L[None], lengths, np.arange(len(targets_M)), targets_M)
     try:
         logprobs_M, _ = functional_call(learners, {f"model.{name}": each for name, each in weights.items()}, arguments)
     except ValueError:

@@ -17,6 +17,22 @@ SHORT = [
         model="Qwen2.5-7B-Instruct", ranks=2, tokens=8000, layers=4, learner={"activation_checkpointing": "selective"}
     ),
     Cell(model="Qwen2.5-7B-Instruct", ranks=8, tokens=8000, layers=3, learner=FULL | {"lora_rank": 16}),
+    Cell(
+        model="Qwen3-14B",
+        ranks=8,
+        tokens=32000,
+        layers=4,
+        sampled=1.0,  # ranks that share a row otherwise have more or fewer targets than others
+        learner={"activation_checkpointing": "attention", "context_parallel": 4},
+    ),
+    Cell(
+        model="Qwen2.5-7B-Instruct",
+        ranks=7,
+        tokens=24001,
+        layers=3,
+        sampled=1.0,
+        learner=FULL | {"activation_offload": True, "context_parallel": 7},
+    ),
     Cell(model="Qwen3-1.7B", ranks=1, tokens=10000, layers=4, learner={}),
     Cell(model="Qwen3-30B-A3B", ranks=8, tokens=12000, layers=4, learner={}),
     Cell(model="Qwen3-30B-A3B", ranks=64, tokens=20000, layers=4, learner=FULL | {"train_router": False}),

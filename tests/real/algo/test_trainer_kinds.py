@@ -418,6 +418,8 @@ def test_where_no_gpu_is_the_device_is_refused(trainer):
         ({"lora_targets": ()}, "lora_targets"),
         ({"peak_flops": 0.0}, "peak_flops"),
         ({"activation_offload": True}, "activation_checkpointing"),
+        ({"context_parallel": 0}, "context_parallel"),
+        ({"context_parallel": 2, "attention": "sdpa"}, "attention"),
     ],
 )
 def test_config_names_the_wrong_field(fields, named):

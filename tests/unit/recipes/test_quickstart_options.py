@@ -42,6 +42,15 @@ def test_activation_offload_is_an_option_beside_checkpointing(capsys: pytest.Cap
     assert "LearnerConfig.activation_checkpointing" in capsys.readouterr().err
 
 
+def test_ranks_that_share_rows_must_divide_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["learner.context_parallel=2", "learner_ranks=4"]
+    assert parse(Config, words).training().learner.context_parallel == 2
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [words[0], "learner_ranks=3"])
+    assert ended.value.code == 2
+    assert "LearnerConfig.context_parallel must divide the learner's 3 ranks" in capsys.readouterr().err
+
+
 def test_adapters_need_a_rank_and_are_as_many_as_versions_may_be_under_way(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(Config, ["adapters=true"])

@@ -236,6 +236,7 @@ def test_the_reports_model_fits_on_eight_gpus_without_offload():
         (plan_of(devices=1, activation_checkpointing="full"), "learner.activation_checkpointing=full"),
         (plan_of(max_tokens=65536, memory_gb=200), "rollout.max_tokens=32768"),
         (plan_of(devices=1), "learner.lora_rank=32"),
+        (plan_of(model="Qwen3-14B", max_tokens=32768, memory_gb=48), "learner.context_parallel=2"),
         (plan_of(model="Qwen3-14B", memory_gb=36), "tensor_parallel=2"),
     ],
 )
@@ -272,6 +273,15 @@ def test_experts_are_given_to_ranks_whole():
 
 def test_heads_must_be_divided():
     assert any("tensor_parallel=3" in problem for problem in problems(plan_of(devices=6, tensor_parallel=3)))
+    learner = LearnerConfig(context_parallel=3)
+    assert any("context_parallel=3" in problem for problem in problems(plan_of(devices=6, context_parallel=3)))
+
+
+def test_ranks_that_share_a_row_divide_its_activations():
+    alone, shared = (plan_of(max_tokens=32768, context_parallel=ranks) for ranks in (1, 4))
+    least = learner_moments(alone)["layers"]["activations"]
+    assert learner_moments(shared)["layers"]["activations"] == pytest.approx(least / 4)
+    assert learner_moments(shared)["layers"]["weights"] == learner_moments(alone)["layers"]["weights"]
 
 
 def test_what_it_prints_is_what_rl_takes(tmp_path, capsys):

@@ -4,7 +4,7 @@ A test runs the learner's own code on fake GPUs and compares (tests/real/algo/te
 compared. Ranks hold gathered weights of two layers at a time; a single rank keeps all of them.
 
 Legend: P parameters and T trained ones (all, or those of the adapters), R ranks, H hidden size, V vocabulary, N tokens
-of a row; float32 has 4 bytes, bfloat16 has 2.
+that a rank has of a row; float32 has 4 bytes, bfloat16 has 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def learner_moments(plan: Plan) -> dict[str, Parts]:
     """
     model, learner, ranks = plan.model, plan.learner, plan.shards
     several, full = ranks > 1, not learner.lora_rank
-    tokens = learner.micro_batch_tokens
+    tokens = plan.rank_tokens
     root, layer, head = model.root_parameters, plan.layer, model.head
     experts = int(model.mixture.matrices * plan.padding) if model.mixture else 0
     state = {"weights": 4 * plan.of_a_rank(plan.weights), "AdamW's moments": 8 * plan.of_a_rank(plan.trained)}

@@ -90,7 +90,7 @@ def host_parts(plan: Plan) -> dict[str, int]:
     ranks = min(devices.learner_ranks, plan.host_gpus)
     serving = min(devices.replicas * devices.tensor_parallel, plan.host_gpus) if plan.samples else 0
     moments = ranks * _pinned(8 * plan.of_a_rank(plan.trained))
-    inputs = 2 * plan.model.hidden * plan.model.layers * learner.micro_batch_tokens * ranks
+    inputs = 2 * plan.model.hidden * plan.model.layers * plan.rank_tokens * ranks
     parts = {
         "processes": (ranks + serving + 2) * PROCESS_BYTES,
         "published weights (pinned)": _pinned(version) if learner.weight_transfer == "nccl" else 0,
@@ -114,6 +114,8 @@ def problems(plan: Plan) -> list[str]:
         sentences.append(f"max_tokens={plan.max_tokens} is more than the model's {plan.model.positions} positions")
     if (peak := sum(learner_parts(plan).values())) > room:
         sentences.append(f"a rank of the learner needs {gib(peak)} of {gib(room)} at its highest ({highest(plan)})")
+    if plan.model.heads % (sharing := plan.learner.context_parallel):
+        sentences.append(f"context_parallel={sharing} does not divide {plan.model.heads} heads")
     if not plan.samples:
         return sentences
     if plan.model.heads % plan.devices.tensor_parallel:

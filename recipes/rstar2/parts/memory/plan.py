@@ -39,6 +39,11 @@ class Plan:
         return self.learner.lora_rank * self.model.adapter_width(self.learner.lora_targets)
 
     @property
+    def rank_tokens(self) -> int:
+        """Returns N, the tokens that a rank has of a row (`LearnerConfig.context_parallel`)."""
+        return -(-self.learner.micro_batch_tokens // self.learner.context_parallel)
+
+    @property
     def weights(self) -> int:
         """Returns P, the number of all parameters."""
         return self.model.parameters + self.adapters

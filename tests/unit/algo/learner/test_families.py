@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -105,7 +106,7 @@ def logprobs_of_one_packed_row(trainer: Trainer) -> Tensor:
     lengths = [len(ids) for ids in inputs]
     position_ids = torch.cat([torch.arange(length) for length in lengths])
     targets = torch.cat([ids[1:] for ids in sequences()])
-    positions = torch.arange(len(targets))
+    positions = np.arange(len(targets))
     logprobs, _ = trainer.scorer(torch.cat(inputs)[None], position_ids[None], lengths, positions, targets)
     return logprobs
 

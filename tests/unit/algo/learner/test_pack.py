@@ -129,6 +129,15 @@ def test_the_rank_with_fewer_rows_gets_empty_ones():
     assert first.padding_waste == second.padding_waste == pytest.approx(1 / (tokens + 1))
 
 
+def test_what_fills_the_parts_of_a_row_counts_as_filler():
+    options = {"minibatches": 1, "micro_batch_tokens": 1, "ranks": 2, "seed": 0}
+    [[whole], _], [[cut], _] = planned(batch(3), **options), planned(batch(3), parts=8, **options)
+    lengths = [length for length in whole.lengths if length]
+    fillers = sum(-length % 8 for length in lengths) + 8  # a row of each rank in each pass, one of which is empty
+    assert cut.padding_waste == pytest.approx(fillers / (sum(lengths) + fillers))
+    assert cut.lengths == whole.lengths
+
+
 def test_trajectories_without_a_target_are_left_out():
     whole = batch(3)
     nothing = Batch(step=0, **(whole.arrays() | {"sampled_N": np.zeros_like(whole.sampled_N)}))

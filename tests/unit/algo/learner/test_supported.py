@@ -6,10 +6,11 @@ import torch
 import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from algo.learner.model import supported
 from algo.learner.model.attention import bounds, packed_attention, register
+from algo.learner.model.context import check_heads
 from algo.learner.model.scorer import Scorer
 from engine.types import Batch
 from tests.support.algo_gradients import build
@@ -278,3 +279,11 @@ def test_what_comes_after_a_common_beginning_looks_back_into_it_as_far_as_the_wi
             None, *states[:, :, :, places], mask, **bounds([len(places)], states.device), sliding_window=window
         )
         torch.testing.assert_close(found[:, places], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_that_share_rows_must_divide_the_heads():
+    check_heads(Qwen3Config(num_attention_heads=12), 4)
+    with pytest.raises(
+        ValueError, match=r"context_parallel must divide the 12 query heads .* got 8\. Fix: one of 1, 2"
+    ):
+        check_heads(Qwen3Config(num_attention_heads=12), 8)
