@@ -273,7 +273,6 @@ def test_experts_are_given_to_ranks_whole():
 
 def test_heads_must_be_divided():
     assert any("tensor_parallel=3" in problem for problem in problems(plan_of(devices=6, tensor_parallel=3)))
-    learner = LearnerConfig(context_parallel=3)
     assert any("context_parallel=3" in problem for problem in problems(plan_of(devices=6, context_parallel=3)))
 
 
