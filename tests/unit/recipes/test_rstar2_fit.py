@@ -243,7 +243,6 @@ def test_what_does_not_fit_is_changed_until_it_fits(plan, changed):
 
 def test_heads_must_be_divided():
     assert any("tensor_parallel=3" in problem for problem in problems(plan_of(devices=6, tensor_parallel=3)))
-    learner = LearnerConfig(context_parallel=3)
     assert any("context_parallel=3" in problem for problem in problems(plan_of(devices=6, context_parallel=3)))
 
 
