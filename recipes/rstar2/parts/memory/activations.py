@@ -86,7 +86,7 @@ def backward_of_layer(plan: Plan) -> tuple[int, int]:
     are brought back into the order of tokens there are three copies of them; then the gradients of the wide tensors
     come with that of the last matrix; then those of all matrices are there.
     """
-    model, tokens, full = plan.model, plan.learner.micro_batch_tokens, not plan.learner.lora_rank
+    model, tokens, full = plan.model, plan.rank_tokens, not plan.learner.lora_rank
     if (mixture := model.mixture) is None:
         return (4 * model.intermediate + 6 * model.hidden) * tokens, 2 * model.hidden * model.intermediate * full
     rows, hidden, wide = mixture.per_token * tokens, 2 * model.hidden, 2 * mixture.width
