@@ -65,9 +65,8 @@ class Canary:
         self.scorer = UnshardedScorer(scorer, config) if UnshardedScorer.fits(config) else scorer
         """What computes: the model in training, or its weights without the copy that sharding takes."""
         self._exact = config.dtype == config.weights_dtype == "float32"
-        generator = torch.Generator().manual_seed(0)
         vocabulary = scorer.model.config.vocab_size
-        self._tried = torch.randint(vocabulary, (PASSES * TRIED, LENGTH), generator=generator).tolist()
+        self._tried = np.random.default_rng(0).integers(vocabulary, size=(PASSES * TRIED, LENGTH)).tolist()
         self._added: list[int] = []  # numbers of tried sequences
         self._out_of_reach: set[Expert] = set()  # what the last search has not found a token for
         layers = mixture_of(scorer.model) if self._fixed else []

@@ -177,7 +177,8 @@ def fake():
     loading.choose_device = trainer.choose_device = lambda _name: torch.device(fake_gpu.GPU, 0)
     loading.read, loading.add_adapters = read, add_fake_adapters
     sharding.init_device_mesh = mesh
-    trainer.Canary._pass = lambda canary, sequences: canary._forward(sequences)[0]  # reach of experts: it sees values
+    # Which experts are reached depends on values, so all are.
+    trainer.Canary._pass = lambda canary, sequences: (canary._forward(sequences)[0], [canary._experts])
     trainer.ExpertLoad.counted = lambda _load, _micro: nullcontext()  # it looks at values
     trainer.ExpertLoad.metrics = lambda _load: {}
     trainer.reduced, trainer.statistics = reduced, lambda _tokens, _live: {}
