@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,8 +36,9 @@ class TrainingConfig:
     group: GroupConfig
     rollout: RolloutConfig
     learner: Any
-    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`. If it has a method
-    `check_ranks(ranks)`, that is asked before anything starts, and raises ValueError for ranks that it cannot use."""
+    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`. Two methods are asked
+    before anything starts, if it has them: `check_ranks(ranks)` and `check_model(fields)`, with what the checkpoint's
+    config.json holds. They raise ValueError for ranks and models that its options do not suit."""
     learner_state: Path | None = None
     """A learner's checkpoint of another run (its checkpoints/step-000012) to begin with: weights, optimizer, batches
     counted so far and random numbers. None: the checkpoint's weights and a new optimizer.
@@ -107,6 +109,8 @@ class TrainingConfig:
             raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
         if check_ranks := getattr(self.learner, "check_ranks", None):
             check_ranks(self.devices.learner_ranks)
+        if check_model := getattr(self.learner, "check_model", None):
+            check_model(_described(self.checkpoint))
         Leases(self.prompts_per_step, self.max_staleness)
         if self.replicas_config.quantization is not None:
             self._check_quantized()
@@ -165,6 +169,18 @@ class TrainingConfig:
         sides = (self.replicas_config, self.learner)
         dtypes = [getattr(side, name, "float32") for side in sides for name in ("dtype", "weights_dtype")]
         return "bfloat16" if "bfloat16" in dtypes else "float32"
+
+
+def _described(checkpoint: Path) -> dict[str, Any]:
+    """Returns what a checkpoint's config.json holds. Raises ValueError for a file that cannot be read."""
+    path = checkpoint / "config.json"
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"checkpoint: cannot read {str(path)!r}: {error}. Fix: give a Hugging Face folder") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"checkpoint: {str(path)!r} must hold an object. Fix: give a Hugging Face folder")
+    return fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
