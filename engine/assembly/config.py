@@ -20,6 +20,7 @@ from engine.stages.group import GroupConfig
 from sandbox import SandboxConfig
 from sandbox.require import at_least, none_or, positive, require
 
+EXPERT_COLUMNS = 32  # vLLM's CPU kernels compute so many columns of an expert at a time
 BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
 
 
@@ -109,11 +110,32 @@ class TrainingConfig:
             raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
         if check_ranks := getattr(self.learner, "check_ranks", None):
             check_ranks(self.devices.learner_ranks)
+        fields = _described(self.checkpoint)
         if check_model := getattr(self.learner, "check_model", None):
-            check_model(_described(self.checkpoint))
+            check_model(fields)
+        self._check_experts(fields)
         Leases(self.prompts_per_step, self.max_staleness)
         if self.replicas_config.quantization is not None:
             self._check_quantized()
+
+    def _check_experts(self, fields: dict[str, Any]) -> None:
+        """Raises ValueError for a mixture of experts that vLLM's CPU kernels do not serve here: with adapters, or with
+        experts that they fill up with zeros, which new weights do not fit.
+        """
+        config = self.replicas_config
+        name = "intermediate_size" if fields.get("model_type") == "mixtral" else "moe_intermediate_size"
+        width, least = fields.get(name), EXPERT_COLUMNS * config.tensor_parallel
+        if config.devices or not isinstance(width, int):
+            return
+        if self.devices.adapters:
+            raise ValueError(
+                "adapters must be False for a mixture of experts on the CPU, got True. Fix: adapters=false, or GPUs"
+            )
+        if width % least:
+            raise ValueError(
+                f"checkpoint: {name} must be a multiple of {least} for replicas on the CPU, got {width}. Fix: another "
+                "model, or GPUs"
+            )
 
     def _check_quantized(self) -> None:
         """Raises ValueError unless the loss corrects for quantised replicas, which sample from another model than the

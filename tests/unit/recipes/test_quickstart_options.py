@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +81,24 @@ def test_a_mixture_takes_the_options_of_mixtures() -> None:
     training = parse(Config, words).training()
     assert training.learner.replay_routing
     assert training.replicas_config.returns_routes
+
+
+def test_experts_that_replicas_on_the_cpu_would_fill_up_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = json.loads((SHIPPED.parent / "agent_moe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"moe_intermediate_size": 40}))
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [f"model={tmp_path}"])
+    assert ended.value.code == 2
+    assert "moe_intermediate_size must be a multiple of 32" in capsys.readouterr().err
+
+
+def test_a_mixture_with_adapters_of_their_own_is_refused_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [MIXTURE, "adapters=true", "learner.lora_rank=4", "learner.lora_targets=q_proj"])
+    assert ended.value.code == 2
+    assert "adapters must be False for a mixture of experts on the CPU" in capsys.readouterr().err
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
