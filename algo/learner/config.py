@@ -22,6 +22,7 @@ TRANSFERS = ("shm", "gloo", "adapter", "nccl")
 # Allowed means of |learner - sampler| of sampled tokens' log-probabilities. Measured were up to 1e-6 in float32 and
 # 0.002 to 0.03 in bfloat16 for models of 2 and 3 layers, 1e-5 and 0.05 for SmolLM2-135M (30 layers).
 MISMATCH = {"float32": 3e-5, "bfloat16": 0.1}
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how config.json names the experts of a layer
 ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
 
@@ -234,6 +235,33 @@ class LearnerConfig:
                 f"LearnerConfig.context_parallel must divide the learner's {ranks} ranks (learner_ranks), got "
                 f"{self.context_parallel}. Fix: one of {divisors(ranks)}, or other learner_ranks"
             )
+
+    def check_model(self, fields: Mapping[str, Any]) -> None:
+        """Raises ValueError for options that the model of a Hugging Face config.json cannot have.
+
+        fields: what that file holds. The learner judges by the model itself when it loads it; this is asked before
+        anything starts, and lets pass what the file leaves open.
+        """
+        fields = fields.get("text_config") or fields
+        kind = repr(fields.get("model_type"))
+        heads = fields.get("num_attention_heads")
+        if isinstance(heads, int) and heads % self.context_parallel:
+            raise ValueError(
+                f"LearnerConfig.context_parallel must divide the {heads} query heads of the model, got "
+                f"{self.context_parallel}. Fix: one of {divisors(heads)}"
+            )
+        if any(isinstance(count := fields.get(name), int) and count > 1 for name in _EXPERTS):
+            if self.context_parallel > 1:
+                raise ValueError(
+                    f"LearnerConfig.context_parallel must be 1 for {kind}, which is a mixture of experts, got "
+                    f"{self.context_parallel}"
+                )
+        elif heads and not any("expert" in name for name in fields):
+            for name, wanted in (("replay_routing", False), ("train_router", True), ("load_balancing_coef", 0)):
+                if (value := getattr(self, name)) != wanted:
+                    raise ValueError(
+                        f"LearnerConfig.{name} must be {wanted} for {kind}, which is no mixture of experts, got {value}"
+                    )
 
     def for_run(self, steps: int) -> LearnerConfig:
         """Returns the configuration for a run of `steps` batches, over which a schedule without steps of its own falls.

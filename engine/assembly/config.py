@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from engine.stages.group import GroupConfig
 from sandbox import SandboxConfig
 from sandbox.require import at_least, none_or, positive, require
 
+EXPERT_COLUMNS = 32  # vLLM's CPU kernels compute so many columns of an expert at a time
 BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
 
 
@@ -35,8 +37,9 @@ class TrainingConfig:
     group: GroupConfig
     rollout: RolloutConfig
     learner: Any
-    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`. If it has a method
-    `check_ranks(ranks)`, that is asked before anything starts, and raises ValueError for ranks that it cannot use."""
+    """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`. Two methods are asked
+    before anything starts, if it has them: `check_ranks(ranks)` and `check_model(fields)`, with what the checkpoint's
+    config.json holds. They raise ValueError for ranks and models that its options do not suit."""
     learner_state: Path | None = None
     """A learner's checkpoint of another run (its checkpoints/step-000012) to begin with: weights, optimizer, batches
     counted so far and random numbers. None: the checkpoint's weights and a new optimizer.
@@ -107,9 +110,32 @@ class TrainingConfig:
             raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
         if check_ranks := getattr(self.learner, "check_ranks", None):
             check_ranks(self.devices.learner_ranks)
+        fields = _described(self.checkpoint)
+        if check_model := getattr(self.learner, "check_model", None):
+            check_model(fields)
+        self._check_experts(fields)
         Leases(self.prompts_per_step, self.max_staleness)
         if self.replicas_config.quantization is not None:
             self._check_quantized()
+
+    def _check_experts(self, fields: dict[str, Any]) -> None:
+        """Raises ValueError for a mixture of experts that vLLM's CPU kernels do not serve here: with adapters, or with
+        experts that they fill up with zeros, which new weights do not fit.
+        """
+        config = self.replicas_config
+        name = "intermediate_size" if fields.get("model_type") == "mixtral" else "moe_intermediate_size"
+        width, least = fields.get(name), EXPERT_COLUMNS * config.tensor_parallel
+        if config.devices or not isinstance(width, int):
+            return
+        if self.devices.adapters:
+            raise ValueError(
+                "adapters must be False for a mixture of experts on the CPU, got True. Fix: adapters=false, or GPUs"
+            )
+        if width % least:
+            raise ValueError(
+                f"checkpoint: {name} must be a multiple of {least} for replicas on the CPU, got {width}. Fix: another "
+                "model, or GPUs"
+            )
 
     def _check_quantized(self) -> None:
         """Raises ValueError unless the loss corrects for quantised replicas, which sample from another model than the
@@ -165,6 +191,18 @@ class TrainingConfig:
         sides = (self.replicas_config, self.learner)
         dtypes = [getattr(side, name, "float32") for side in sides for name in ("dtype", "weights_dtype")]
         return "bfloat16" if "bfloat16" in dtypes else "float32"
+
+
+def _described(checkpoint: Path) -> dict[str, Any]:
+    """Returns what a checkpoint's config.json holds. Raises ValueError for a file that cannot be read."""
+    path = checkpoint / "config.json"
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"checkpoint: cannot read {str(path)!r}: {error}. Fix: give a Hugging Face folder") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"checkpoint: {str(path)!r} must hold an object. Fix: give a Hugging Face folder")
+    return fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

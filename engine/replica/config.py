@@ -136,7 +136,10 @@ class ReplicaConfig:
         if self.block_size % 32:
             raise ValueError(f"block_size must be a multiple of 32 on the CPU, got {self.block_size}")
         if self.returns_routes and self.tensor_parallel > 1:
-            raise ValueError(f"tensor_parallel must be 1 with returns_routes on the CPU, got {self.tensor_parallel}")
+            raise ValueError(
+                "tensor_parallel must be 1 with returns_routes (learner.replay_routing) on the CPU, got "
+                f"{self.tensor_parallel}"
+            )
         if self.kv_offload_bytes:
             raise ValueError(f"kv_offload_bytes must be 0 on the CPU, got {self.kv_offload_bytes}")
         if self.memory_share is not None:

@@ -43,8 +43,8 @@ def report_routes(runner: Any, *, on_cpu: bool) -> tuple[list[int], int]:
     for module in mixtures:
         if not isinstance(module.router, BaseRouter) or module._quant_method.is_monolithic:
             raise ValueError(
-                f"returns_routes must be False here, got True: {type(module._quant_method).__name__} does not tell "
-                "which experts it chooses"
+                "returns_routes (learner.replay_routing) must be False here, got True: "
+                f"{type(module._quant_method).__name__} does not tell which experts it chooses"
             )
     settings, group = runner.kv_cache_config, runner.kv_cache_config.kv_cache_groups[0]
     slots = RouteSlots(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from engine.fleet.canary import tolerance_of
 from engine.programs.main import identity_of
 from recipes.options import ADVANTAGES
 from recipes.quickstart import Config
+from recipes.tiny.task import SHIPPED
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,61 @@ def test_ranks_that_share_rows_must_divide_all_ranks(capsys: pytest.CaptureFixtu
         parse(Config, [words[0], "learner_ranks=3"])
     assert ended.value.code == 2
     assert "LearnerConfig.context_parallel must divide the learner's 3 ranks" in capsys.readouterr().err
+
+
+MIXTURE = f"model={SHIPPED.parent / 'agent_moe'}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["learner.context_parallel=3", "learner_ranks=3"], "context_parallel must divide the 4 query heads"),
+        ([MIXTURE, "learner.context_parallel=2", "learner_ranks=2"], "context_parallel must be 1 for 'qwen3_moe'"),
+        (["learner.replay_routing=true"], "replay_routing must be False for 'qwen3'"),
+        (["learner.train_router=false"], "train_router must be True for 'qwen3'"),
+        (["learner.load_balancing_coef=0.01"], "load_balancing_coef must be 0 for 'qwen3'"),
+    ],
+)
+def test_options_that_do_not_suit_the_model_are_refused_before_anything_starts(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, words)
+    assert ended.value.code == 2
+    assert f"LearnerConfig.{said}" in capsys.readouterr().err
+
+
+def test_a_mixture_takes_the_options_of_mixtures() -> None:
+    words = [MIXTURE, "learner.replay_routing=true", "learner.train_router=false", "learner.load_balancing_coef=0.01"]
+    training = parse(Config, words).training()
+    assert training.learner.replay_routing
+    assert training.replicas_config.returns_routes
+
+
+def test_experts_that_replicas_on_the_cpu_would_fill_up_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = json.loads((SHIPPED.parent / "agent_moe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"moe_intermediate_size": 40}))
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [f"model={tmp_path}"])
+    assert ended.value.code == 2
+    assert "moe_intermediate_size must be a multiple of 32" in capsys.readouterr().err
+
+
+def test_a_mixture_with_adapters_of_their_own_is_refused_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [MIXTURE, "adapters=true", "learner.lora_rank=4", "learner.lora_targets=q_proj"])
+    assert ended.value.code == 2
+    assert "adapters must be False for a mixture of experts on the CPU" in capsys.readouterr().err
+
+
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type":')
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [f"model={tmp_path}"])
+    assert ended.value.code == 2
+    assert "checkpoint: cannot read" in capsys.readouterr().err
 
 
 def test_adapters_need_a_rank_and_are_as_many_as_versions_may_be_under_way(capsys: pytest.CaptureFixture[str]) -> None:

@@ -276,6 +276,14 @@ def test_heads_must_be_divided():
     assert any("context_parallel=3" in problem for problem in problems(plan_of(devices=6, context_parallel=3)))
 
 
+def test_rows_of_a_mixture_are_not_shared():
+    sharing = plan_of(model="Qwen3-30B-A3B", context_parallel=2)
+    assert any("context_parallel=2 is refused" in problem for problem in problems(sharing))
+    long = plan_of(model="Qwen3-30B-A3B", max_tokens=32768)
+    assert problems(long)
+    assert fitting(long).learner.context_parallel == 1
+
+
 def test_ranks_that_share_a_row_divide_its_activations():
     alone, shared = (plan_of(max_tokens=32768, context_parallel=ranks) for ranks in (1, 4))
     least = learner_moments(alone)["layers"]["activations"]

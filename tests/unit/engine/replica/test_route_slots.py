@@ -89,7 +89,7 @@ def test_of_what_a_gpu_reports_the_rows_of_dense_layers_are_left_out():
 
 
 def test_an_engine_of_several_processes_on_the_cpu_cannot_report_routes():
-    with pytest.raises(ValueError, match="tensor_parallel must be 1 with returns_routes on the CPU, got 2"):
+    with pytest.raises(ValueError, match=r"tensor_parallel must be 1 with returns_routes .* on the CPU, got 2"):
         ReplicaConfig(checkpoint="x", returns_routes=True, tensor_parallel=2)
     gpus = ReplicaConfig(checkpoint="x", returns_routes=True, tensor_parallel=2, devices=(0, 1))
     assert gpus.arguments(0)["enable_return_routed_experts"] is True
