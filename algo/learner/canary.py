@@ -66,7 +66,8 @@ class Canary:
         """What computes: the model in training, or its weights without the copy that sharding takes."""
         self._exact = config.dtype == config.weights_dtype == "float32"
         vocabulary = scorer.model.config.vocab_size
-        self._tried = np.random.default_rng(0).integers(vocabulary, size=(PASSES * TRIED, LENGTH)).tolist()
+        generator = torch.Generator().manual_seed(0)
+        self._tried = torch.randint(vocabulary, (PASSES * TRIED, LENGTH), generator=generator).tolist()
         self._added: list[int] = []  # numbers of tried sequences
         self._out_of_reach: set[Expert] = set()  # what the last search has not found a token for
         layers = mixture_of(scorer.model) if self._fixed else []
