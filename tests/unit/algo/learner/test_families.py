@@ -5,14 +5,12 @@ The models are tiny and random: all weights, norms and biases too, so that none 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file
 from torch import Tensor
@@ -57,15 +55,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {  # class of the config,
 LENGTHS = (17, 4, 11)  # of trajectories in one row; the first is longer than three windows
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def write(folder: Path, family: str) -> Path:

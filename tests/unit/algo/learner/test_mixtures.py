@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from algo.learner.model.experts import mixture_of
@@ -19,15 +18,7 @@ ROUTER = "mlp.gate.weight"
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory):
-    store = tmp_path_factory.mktemp("store") / "store"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("group")
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -63,15 +61,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any], str]] = {  # class of the config,
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def write(folder: Path, family: str, **options: Any) -> Path:

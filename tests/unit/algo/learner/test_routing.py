@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from algo.learner.config import LearnerConfig
@@ -48,17 +47,6 @@ FAMILIES = {
 LENGTHS = (90, 75, 88)
 SHARED = 70  # tokens that all sequences begin with
 CONFIG = {"threads": 1, "lr": 1e-3, "minibatches": 1, "weights_dtype": "float32", "mismatch_tolerance": None}
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory):
-    store = tmp_path_factory.mktemp("store") / "store"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -48,17 +47,6 @@ REFUSED = {
     "GPT2": ({}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
 }
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory):
-    store = tmp_path_factory.mktemp("store") / "store"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 def write(folder, family, **fields):

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import Learner
@@ -18,17 +17,6 @@ from engine.types import Batch
 from tests.support.algo_fakes import CANARY, batch, with_prefix, write_checkpoint
 
 CONFIG = LearnerConfig(threads=1, lr=1e-3, micro_batch_tokens=100)
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory):
-    store = tmp_path_factory.mktemp("store") / "store"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
