@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from algo.learner.config import LearnerConfig
@@ -39,18 +38,6 @@ LOSSES = [
     Sapo(),
     CrossEntropy(aggregate="sequence"),
 ]
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path_factory.mktemp('store')}/store", rank=0, world_size=1
-    )
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
