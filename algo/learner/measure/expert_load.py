@@ -68,7 +68,8 @@ class ExpertLoad:
             weights_L = self._weights_L
             chosen = weights_L.repeat_interleave(experts_Lk.shape[-1])
             self._counts[index].index_add_(0, experts_Lk.flatten(), chosen)
-            self._probs[index] += weights_L @ _probabilities(self._layers[index], logits_LE).double()
+            # No matrix product: activation checkpointing would keep it as one of the layer's own (`recompute`).
+            self._probs[index] += (weights_L[:, None] * _probabilities(self._layers[index], logits_LE)).sum(0)
         if self.coef and torch.is_grad_enabled():
             self._logits.append((self._layers[index], logits_LE))
 
