@@ -250,13 +250,8 @@ class LearnerConfig:
                 f"LearnerConfig.context_parallel must divide the {heads} query heads of the model, got "
                 f"{self.context_parallel}. Fix: one of {divisors(heads)}"
             )
-        if any(isinstance(count := fields.get(name), int) and count > 1 for name in _EXPERTS):
-            if self.context_parallel > 1:
-                raise ValueError(
-                    f"LearnerConfig.context_parallel must be 1 for {kind}, which is a mixture of experts, got "
-                    f"{self.context_parallel}"
-                )
-        elif heads and not any("expert" in name for name in fields):
+        mixture = any(isinstance(count := fields.get(name), int) and count > 1 for name in _EXPERTS)
+        if heads and not mixture and not any("expert" in name for name in fields):
             for name, wanted in (("replay_routing", False), ("train_router", True), ("load_balancing_coef", 0)):
                 if (value := getattr(self, name)) != wanted:
                     raise ValueError(

@@ -172,8 +172,7 @@ def _sharing(ranks: int) -> Callable[[Plan], Plan]:
     def change(plan: Plan) -> Plan:
         now = plan.learner.context_parallel
         divides = plan.devices.learner_ranks % ranks == 0 and plan.model.heads % ranks == 0
-        possible = divides and plan.model.mixture is None
-        return _learns(plan, context_parallel=max(now, ranks)) if possible else plan
+        return _learns(plan, context_parallel=max(now, ranks)) if divides else plan
 
     return change
 

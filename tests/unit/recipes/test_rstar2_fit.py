@@ -276,12 +276,11 @@ def test_heads_must_be_divided():
     assert any("context_parallel=3" in problem for problem in problems(plan_of(devices=6, context_parallel=3)))
 
 
-def test_rows_of_a_mixture_are_not_shared():
-    sharing = plan_of(model="Qwen3-30B-A3B", context_parallel=2)
-    assert any("context_parallel=2 is refused" in problem for problem in problems(sharing))
-    long = plan_of(model="Qwen3-30B-A3B", max_tokens=32768)
+def test_long_rows_of_a_mixture_are_shared_so_that_all_weights_are_trained():
+    long = plan_of(model="Qwen3-30B-A3B", max_tokens=32768, tensor_parallel=2)
     assert problems(long)
-    assert fitting(long).learner.context_parallel == 1
+    better = fitting(long).learner
+    assert (better.context_parallel, better.lora_rank) == (2, 0)
 
 
 def test_ranks_that_share_a_row_divide_its_activations():
