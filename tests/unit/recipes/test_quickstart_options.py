@@ -61,6 +61,7 @@ MIXTURE = f"model={SHIPPED.parent / 'agent_moe'}"
     ("words", "said"),
     [
         (["learner.context_parallel=3", "learner_ranks=3"], "context_parallel must divide the 4 query heads"),
+        ([MIXTURE, "learner.lora_rank=4"], "lora_targets must not hold gate_proj, up_proj, down_proj for 'qwen3_moe'"),
         (["learner.replay_routing=true"], "replay_routing must be False for 'qwen3'"),
         (["learner.train_router=false"], "train_router must be True for 'qwen3'"),
         (["learner.load_balancing_coef=0.01"], "load_balancing_coef must be 0 for 'qwen3'"),
@@ -78,6 +79,7 @@ def test_options_that_do_not_suit_the_model_are_refused_before_anything_starts(
 def test_a_mixture_takes_the_options_of_mixtures() -> None:
     words = [MIXTURE, "learner.replay_routing=true", "learner.train_router=false", "learner.load_balancing_coef=0.01"]
     words += ["learner.context_parallel=2", "learner_ranks=2"]
+    words += ["learner.lora_rank=4", "learner.lora_targets=q_proj,o_proj"]
     training = parse(Config, words).training()
     assert training.learner.replay_routing
     assert training.learner.context_parallel == 2
