@@ -28,7 +28,7 @@ from recipes.rstar2.parts.memory.memory import (
     replica_share,
 )
 from recipes.rstar2.parts.memory.model import PUBLIC, configuration, model_of
-from recipes.rstar2.parts.memory.operations import operations
+from recipes.rstar2.parts.memory.operations import operations, row
 from recipes.rstar2.parts.memory.plan import GIB
 from tests.support import memory_table
 from tests.support.algo_fakes import batch, write_checkpoint
@@ -288,6 +288,14 @@ def test_ranks_that_share_a_row_divide_its_activations():
     least = learner_moments(alone)["layers"]["activations"]
     assert learner_moments(shared)["layers"]["activations"] == pytest.approx(least / 4)
     assert learner_moments(shared)["layers"]["weights"] == learner_moments(alone)["layers"]["weights"]
+
+
+def test_a_rank_computes_its_part_of_a_row_and_gets_all_weights():
+    alone, shared = (
+        row(plan_of(max_tokens=32768, context_parallel=ranks), tokens=8192, targets=6000) for ranks in (1, 4)
+    )
+    assert (shared.computing, shared.needed) == pytest.approx((alone.computing / 4, alone.needed / 4))
+    assert shared.moved == alone.moved
 
 
 def test_what_it_prints_is_what_rl_takes(tmp_path, capsys):
