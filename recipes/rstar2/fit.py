@@ -343,8 +343,8 @@ def _moved(plan: Plan, mean_tokens: int) -> str:
     takes = row(plan, tokens=mean_tokens, targets=round(SAMPLED * mean_tokens))
     part = "a rank's part of a row" if plan.learner.context_parallel > 1 else "a row"
     return (
-        f"{part} of {plan.learner.micro_batch_tokens:,} tokens takes {takes.computing:.2f} s to compute on an H100, and "
-        f"moves {gib(takes.moved)} to each rank: {takes.moving:.2f} s at {LINK / 1e9:g} GB/s. MFU is at most "
+        f"{part} of {plan.learner.micro_batch_tokens:,} tokens takes {takes.computing:.2f} s to compute on an H100, "
+        f"and moves {gib(takes.moved)} to each rank: {takes.moving:.2f} s at {LINK / 1e9:g} GB/s. MFU is at most "
         f"{takes.mfu:.2f} if the shorter hides behind the longer"
     )
 

@@ -36,8 +36,8 @@ from algo.learner.pack import MicroBatch
 class ExpertLoad:
     """Listens to the routers of a model; for a dense model it measures nothing.
 
-    coef: `LearnerConfig.load_balancing_coef`. context: the ranks that share each row with this one, which counts its own
-    positions; None if it has its rows alone.
+    coef: `LearnerConfig.load_balancing_coef`. context: the ranks that share each row with this one, which counts its
+    own positions; None if it has its rows alone.
     """
 
     def __init__(self, model: nn.Module, coef: float, device: torch.device, context: Context | None = None) -> None:
@@ -87,7 +87,8 @@ class ExpertLoad:
     def loss(self, micro: MicroBatch) -> Tensor:
         """Returns this microbatch's part of coef times the value, with its gradient, after its forward pass.
 
-        Of a row that ranks share, it is the part of this rank's positions. The parts of a minibatch add up to the whole if `fix` has been called, or if there is one part.
+        Of a row that ranks share, it is the part of this rank's positions. The parts of a minibatch add up to the whole
+        if `fix` has been called, or if there is one part.
         """
         counts_E = (self._counts if self._before is None else self._before).sum(0)
         rows = counts_E.sum() / self._layers[0].per_token

@@ -9,8 +9,8 @@ Invariants
 - No layer ignores its routes: a router that does not choose by one `topk` over its experts, and a model that does not
   pass the layers' arguments on, raise.
 
-Shape legend: L positions of a row, or of a rank's part of it, X layers that are mixtures, E experts that a token is sent
-to, N experts of a layer.
+Shape legend: L positions of a row, or of a rank's part of it, X layers that are mixtures, E experts that a token is
+sent to, N experts of a layer.
 """
 
 from __future__ import annotations
