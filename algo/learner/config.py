@@ -234,8 +234,8 @@ class LearnerConfig:
         """Raises ValueError for so many ranks, if they cannot be divided into groups that share rows."""
         if ranks % self.context_parallel:
             raise ValueError(
-                f"LearnerConfig.context_parallel must divide the learner's {ranks} ranks (learner_ranks), got "
-                f"{self.context_parallel}. Fix: one of {divisors(ranks)}, or other learner_ranks"
+                f"LearnerConfig.context_parallel must divide the learner's {ranks} ranks (learner_ranks, on each of "
+                f"learner_hosts), got {self.context_parallel}. Fix: one of {divisors(ranks)}, or other learner_ranks"
             )
 
     def check_model(self, fields: Mapping[str, Any]) -> None:
