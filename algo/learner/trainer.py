@@ -367,6 +367,7 @@ class Trainer:
         if self.config.load_balancing_coef:
             balance = self.expert_load.loss(micro)
             loss = loss + balance
+            # `reduced` divides by the ranks that share the row, and each has only its positions' part of this.
             counted_loss = counted_loss + self.sharing * balance.detach()
         # FSDP averages over ranks, but the loss already counts the tokens of all. Of ranks that share the row, each has
         # the gradient of its own positions only.
@@ -395,6 +396,7 @@ class Trainer:
             return {"routed": none, "unrouted": none + micro.tokens, "routed_otherwise": none}
         routed = routes.known_L.sum()
         counts = {"routed": routed, "unrouted": routes.tokens - routed, "routed_otherwise": routes.differing_L().sum()}
+        # `reduced` divides by the ranks that share the row, and each has counted only its own positions.
         return {name: self.sharing * count for name, count in counts.items()}
 
     def forward(
