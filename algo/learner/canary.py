@@ -26,6 +26,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from algo.learner.model.context import RowPart
 from algo.learner.model.experts import MixtureLayer, mixture_of
 from algo.learner.model.sharding import reshard
 from algo.learner.model.unsharded import UnshardedScorer
@@ -174,7 +175,9 @@ class Canary:
             np.arange(len(targets_M)),
             torch.from_numpy(targets_M).to(device),
         )
-        with torch.no_grad(), _recorded(self.scorer.model if self._experts else None) as routes:
+        context = self._sharded.context
+        part = None if context is None else context.of(sum(lengths_S))
+        with torch.no_grad(), _recorded(self.scorer.model if self._experts else None, part) as routes:
             logprobs_M, _ = self.scorer(*row)
         reshard(self._sharded)
         return logprobs_M, routes
@@ -193,15 +196,20 @@ class Canary:
 
 
 @contextmanager
-def _recorded(model: nn.Module | None) -> Iterator[list[Routed]]:
-    """Records inside where a model's routers send the tokens, as rank 0 has it; complete afterwards, in host memory."""
+def _recorded(model: nn.Module | None, part: RowPart | None) -> Iterator[list[Routed]]:
+    """Records inside where a model's routers send the tokens, as rank 0 has it; complete afterwards, in host memory.
+
+    part: where ranks share the row, what this rank has of it. Rank 0 then has it from the ranks that share its row.
+    """
     layers = mixture_of(model) if model is not None else []
-    outputs: list[tuple[MixtureLayer, Tensor, Tensor]] = []
+    outputs: list[tuple[MixtureLayer, Tensor]] = []  # margin and experts of each position, [L, 1 + k]
     routes: list[Routed] = []
 
     def record(layer: MixtureLayer) -> Any:
         def note(module: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
-            outputs.append((layer, output[0].flatten(0, -2), output[-1].flatten(0, -2)))
+            experts_Lk = output[-1].flatten(0, -2)
+            margin_L = _margin(layer, output[0].flatten(0, -2), experts_Lk)
+            outputs.append((layer, torch.cat([margin_L[:, None].double(), experts_Lk.double()], 1)))
 
         return note
 
@@ -211,10 +219,8 @@ def _recorded(model: nn.Module | None) -> Iterator[list[Routed]]:
     finally:
         for hook in hooks:
             hook.remove()
-    taken = _of_rank_0([experts_Lk for _, _, experts_Lk in outputs])
-    margins = _of_rank_0([_margin(*output) for output in outputs])
-    for (layer, _, _), experts_Lk, margin_L in zip(outputs, taken, margins, strict=True):
-        routes.append(Routed(layer, experts_Lk.long(), margin_L))
+    values = _of_rank_0([own for _, own in outputs], part)
+    routes += [Routed(layer, row[:, 1:].long(), row[:, 0]) for (layer, _), row in zip(outputs, values, strict=True)]
 
 
 def _margin(layer: MixtureLayer, logits_LE: Tensor, experts_Lk: Tensor) -> Tensor:
@@ -225,11 +231,14 @@ def _margin(layer: MixtureLayer, logits_LE: Tensor, experts_Lk: Tensor) -> Tenso
     return taken_L - logits_LE.scatter(-1, experts_Lk, float("-inf")).amax(-1)
 
 
-def _of_rank_0(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns rank 0's tensors on every rank, float64 in host memory, in one collective."""
-    if not tensors:
+def _of_rank_0(values: Sequence[Tensor], part: RowPart | None) -> list[Tensor]:
+    """Returns rank 0's values of positions, [L, ...] each, on every rank, whole and in host memory. A collective."""
+    if not values:
         return []
-    flat = torch.cat([tensor.flatten().double() for tensor in tensors]).cpu()
-    dist.broadcast(flat, 0)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    row_LV = torch.cat([*values], 1)
+    if part is not None:
+        own = torch.arange(part.start, part.start + part.tokens, device=row_LV.device)
+        row_LV = part.whole(row_LV[: part.tokens], own, part.length)
+    row_LV = row_LV.cpu().contiguous()
+    dist.broadcast(row_LV, 0)
+    return [*row_LV.split([each.shape[1] for each in values], 1)]

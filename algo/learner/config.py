@@ -22,6 +22,8 @@ TRANSFERS = ("shm", "gloo", "adapter", "nccl")
 # Allowed means of |learner - sampler| of sampled tokens' log-probabilities. Measured were up to 1e-6 in float32 and
 # 0.002 to 0.03 in bfloat16 for models of 2 and 3 layers, 1e-5 and 0.05 for SmolLM2-135M (30 layers).
 MISMATCH = {"float32": 3e-5, "bfloat16": 0.1}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_FUSED = ("mixtral", "qwen3_moe")  # mixtures without a shared expert: what is no dense layer has no MLP with adapters
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how config.json names the experts of a layer
 ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
@@ -232,8 +234,8 @@ class LearnerConfig:
         """Raises ValueError for so many ranks, if they cannot be divided into groups that share rows."""
         if ranks % self.context_parallel:
             raise ValueError(
-                f"LearnerConfig.context_parallel must divide the learner's {ranks} ranks (learner_ranks), got "
-                f"{self.context_parallel}. Fix: one of {divisors(ranks)}, or other learner_ranks"
+                f"LearnerConfig.context_parallel must divide the learner's {ranks} ranks (learner_ranks, on each of "
+                f"learner_hosts), got {self.context_parallel}. Fix: one of {divisors(ranks)}, or other learner_ranks"
             )
 
     def check_model(self, fields: Mapping[str, Any]) -> None:
@@ -250,18 +252,21 @@ class LearnerConfig:
                 f"LearnerConfig.context_parallel must divide the {heads} query heads of the model, got "
                 f"{self.context_parallel}. Fix: one of {divisors(heads)}"
             )
-        if any(isinstance(count := fields.get(name), int) and count > 1 for name in _EXPERTS):
-            if self.context_parallel > 1:
-                raise ValueError(
-                    f"LearnerConfig.context_parallel must be 1 for {kind}, which is a mixture of experts, got "
-                    f"{self.context_parallel}"
-                )
-        elif heads and not any("expert" in name for name in fields):
+        mixture = any(isinstance(count := fields.get(name), int) and count > 1 for name in _EXPERTS)
+        if heads and not mixture and not any("expert" in name for name in fields):
             for name, wanted in (("replay_routing", False), ("train_router", True), ("load_balancing_coef", 0)):
                 if (value := getattr(self, name)) != wanted:
                     raise ValueError(
                         f"LearnerConfig.{name} must be {wanted} for {kind}, which is no mixture of experts, got {value}"
                     )
+        dense = fields.get("mlp_only_layers") or fields.get("decoder_sparse_step", 1) != 1
+        fused = fields.get("model_type") in _FUSED and not dense
+        if self.lora_rank and fused and any(name in _MLP for name in self.lora_targets):
+            kept = [name for name in self.lora_targets if name not in _MLP] or ["q_proj", "k_proj", "v_proj", "o_proj"]
+            raise ValueError(
+                f"LearnerConfig.lora_targets must not hold {', '.join(_MLP)} for {kind}, whose experts get no "
+                f"adapters, got {','.join(self.lora_targets)}. Fix: learner.lora_targets={','.join(kept)}"
+            )
 
     def for_run(self, steps: int) -> LearnerConfig:
         """Returns the configuration for a run of `steps` batches, over which a schedule without steps of its own falls.

@@ -126,7 +126,7 @@ class Trainer:
         self.reference = Reference(self.scorer, config, source) if config.reference_kl_coef else None
         self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
         self.parameters = sum(parameter.numel() for parameter in self.scorer.parameters())
-        self.expert_load = ExpertLoad(self.scorer.model, config.load_balancing_coef, self.device)
+        self.expert_load = ExpertLoad(self.scorer.model, config.load_balancing_coef, self.device, self.context)
         self.optimizer = adamw(self.trained, config)
         known = peak_of(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.peak_flops = config.peak_flops or known
@@ -363,8 +363,12 @@ class Trainer:
             how: Aggregate = getattr(self.loss, "aggregate", "token")
             loss = loss + self.config.reference_kl_coef * aggregated(kl_M, tokens, totals, how)
             added["reference_kl"] = kl_M.detach().sum()
+        counted_loss = loss.detach()
         if self.config.load_balancing_coef:
-            loss = loss + self.expert_load.loss(micro)
+            balance = self.expert_load.loss(micro)
+            loss = loss + balance
+            # `reduced` divides by the ranks that share the row, and each has only its positions' part of this.
+            counted_loss = counted_loss + self.sharing * balance.detach()
         # FSDP averages over ranks, but the loss already counts the tokens of all. Of ranks that share the row, each has
         # the gradient of its own positions only.
         (loss * self.world_size).backward()
@@ -372,7 +376,7 @@ class Trainer:
             self._notes.add(micro, logprobs_M, entropy_M, scale=totals.tokens / self.world_size)
         if self.mixtures:
             added |= self._routing(micro, routes)
-        own = {"loss": loss.detach(), "entropy": entropy_M.sum(), **statistics(tokens, live), **added}
+        own = {"loss": counted_loss, "entropy": entropy_M.sum(), **statistics(tokens, live), **added}
         if taken := counts.keys() & {*own, "square", "grad_norm"}:
             raise ValueError(f"the loss counts {min(taken)!r}, which is a name of the learner's own")
         return own | counts, logprobs_M.detach()
@@ -382,7 +386,8 @@ class Trainer:
         if micro.routes_LXE is None:
             return None
         replay = self.config.replay_routing if replay is None else replay
-        return RowRoutes(micro.routes_LXE, self.device, replay=replay)
+        part = None if self.context is None else self.context.of(len(micro.routes_LXE))
+        return RowRoutes(micro.routes_LXE, self.device, replay=replay, part=part)
 
     def _routing(self, micro: MicroBatch, routes: RowRoutes | None) -> dict[str, Tensor]:
         """Returns how many of the row's positions have routes, have none, and would have been routed otherwise."""
@@ -390,8 +395,9 @@ class Trainer:
         if routes is None:
             return {"routed": none, "unrouted": none + micro.tokens, "routed_otherwise": none}
         routed = routes.known_L.sum()
-        counts = {"routed": routed, "unrouted": len(routes.known_L) - routed}
-        return counts | {"routed_otherwise": routes.differing_L().sum()}
+        counts = {"routed": routed, "unrouted": routes.tokens - routed, "routed_otherwise": routes.differing_L().sum()}
+        # `reduced` divides by the ranks that share the row, and each has counted only its own positions.
+        return {name: self.sharing * count for name, count in counts.items()}
 
     def forward(
         self,

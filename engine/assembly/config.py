@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from engine.assembly import wiring
 from engine.assembly.devices import DevicePlan
+from engine.errors import BadInput
 from engine.fleet.canary import one_token_of, tolerance_of
 from engine.pipeline.leases import Leases
 from engine.recording.policy import RecordConfig
@@ -38,8 +39,9 @@ class TrainingConfig:
     rollout: RolloutConfig
     learner: Any
     """A dataclass that the learner's module takes, such as `algo.learner.config.LearnerConfig`. Two methods are asked
-    before anything starts, if it has them: `check_ranks(ranks)` and `check_model(fields)`, with what the checkpoint's
-    config.json holds. They raise ValueError for ranks and models that its options do not suit."""
+    before anything starts, if it has them: `check_ranks(ranks)`, with the number of ranks on all hosts together, and
+    `check_model(fields)`, with what the checkpoint's config.json holds. They raise ValueError for ranks and models that
+    its options do not suit."""
     learner_state: Path | None = None
     """A learner's checkpoint of another run (its checkpoints/step-000012) to begin with: weights, optimizer, batches
     counted so far and random numbers. None: the checkpoint's weights and a new optimizer.
@@ -108,8 +110,8 @@ class TrainingConfig:
             raise ValueError(f"learner_state must be a folder, got {str(self.learner_state)!r}")
         if self.devices.adapters and not getattr(self.learner, "lora_rank", 0):
             raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
-        if check_ranks := getattr(self.learner, "check_ranks", None):
-            check_ranks(self.devices.learner_ranks)
+        if self.devices.devices:  # else ranks of other hosts may come to these, which only the run knows
+            self.check_ranks(hosts=1)
         fields = _described(self.checkpoint)
         if check_model := getattr(self.learner, "check_model", None):
             check_model(fields)
@@ -117,6 +119,15 @@ class TrainingConfig:
         Leases(self.prompts_per_step, self.max_staleness)
         if self.replicas_config.quantization is not None:
             self._check_quantized()
+
+    def check_ranks(self, hosts: int) -> None:
+        """Raises BadInput if the learner's options do not suit its ranks, of which each of these hosts has as many."""
+        if (check_ranks := getattr(self.learner, "check_ranks", None)) is None:
+            return
+        try:
+            check_ranks(hosts * self.devices.learner_ranks)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
 
     def _check_experts(self, fields: dict[str, Any]) -> None:
         """Raises ValueError for a mixture of experts that vLLM's CPU kernels do not serve here: with adapters, or with

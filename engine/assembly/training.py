@@ -533,6 +533,8 @@ async def training(
     )
     wiring.check_sinks(sinks)
     wiring.require(run, isinstance(run, Run), "training must be given the run", "training(..., run)")
+    if run.opens is None:
+        config.check_ranks(hosts=1)
     opens, console = run.opens or opened, console or Console()
     async with AsyncExitStack() as stack:
         served: Scraped | None = None

@@ -116,9 +116,11 @@ async def lead_training(
 ) -> AsyncIterator[Training]:
     """Opens a run as its lead (`engine.recipe.Run.opens`).
 
-    Raises ListenFailed, KeysUnusable, and what `training` raises.
+    Raises BadInput for ranks of the learner's hosts that do not suit its options, ListenFailed, KeysUnusable, and what
+    `training` raises.
     """
     check_devices(lead, config.devices)
+    config.check_ranks(hosts=1 if lead.learner is None else lead.learner.hosts)
     config = replace(config, devices=replace(config.devices, files=True))
     lead = replace(with_learner(lead, config, run), gpus=tuple(gpu_ids(config.devices.devices)))
     console = options["console"]

@@ -172,8 +172,7 @@ def _sharing(ranks: int) -> Callable[[Plan], Plan]:
     def change(plan: Plan) -> Plan:
         now = plan.learner.context_parallel
         divides = plan.devices.learner_ranks % ranks == 0 and plan.model.heads % ranks == 0
-        possible = divides and plan.model.mixture is None
-        return _learns(plan, context_parallel=max(now, ranks)) if possible else plan
+        return _learns(plan, context_parallel=max(now, ranks)) if divides else plan
 
     return change
 
@@ -342,9 +341,10 @@ def _changes(asked: Plan, plan: Plan) -> str:
 def _moved(plan: Plan, mean_tokens: int) -> str:
     """Says what of a row takes longer: to compute, or to bring weights and gradients from GPU to GPU."""
     takes = row(plan, tokens=mean_tokens, targets=round(SAMPLED * mean_tokens))
+    part = "a rank's part of a row" if plan.learner.context_parallel > 1 else "a row"
     return (
-        f"a row of {plan.learner.micro_batch_tokens:,} tokens takes {takes.computing:.2f} s to compute on an H100, and "
-        f"moves {gib(takes.moved)} to each rank: {takes.moving:.2f} s at {LINK / 1e9:g} GB/s. MFU is at most "
+        f"{part} of {plan.learner.micro_batch_tokens:,} tokens takes {takes.computing:.2f} s to compute on an H100, "
+        f"and moves {gib(takes.moved)} to each rank: {takes.moving:.2f} s at {LINK / 1e9:g} GB/s. MFU is at most "
         f"{takes.mfu:.2f} if the shorter hides behind the longer"
     )
 

@@ -9,10 +9,11 @@ their sum.
 Invariants
 - It counts the inputs of each trajectory as if it stood alone: a token of the shared beginning of a row counts once for
   each trajectory, filler does not count.
-- Neither the division into microbatches nor the number of ranks changes the value or its gradient beyond rounding.
+- Neither the division into microbatches nor the number of ranks, whether they share rows or not, changes the value or
+  its gradient beyond rounding.
 - Layers that are computed again in the backward pass are not counted again.
 
-Shape legend: L tokens of a row, E experts of a layer, k experts of a token.
+Shape legend: L tokens of a row, or positions of a rank's part of it, E experts of a layer, k experts of a token.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from algo.learner.model.context import Context
 from algo.learner.model.experts import MixtureLayer, mixture_of
 from algo.learner.pack import MicroBatch
 
@@ -34,11 +36,13 @@ from algo.learner.pack import MicroBatch
 class ExpertLoad:
     """Listens to the routers of a model; for a dense model it measures nothing.
 
-    coef: `LearnerConfig.load_balancing_coef`.
+    coef: `LearnerConfig.load_balancing_coef`. context: the ranks that share each row with this one, which counts its
+    own positions; None if it has its rows alone.
     """
 
-    def __init__(self, model: nn.Module, coef: float, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, coef: float, device: torch.device, context: Context | None = None) -> None:
         self.coef = coef
+        self._context = context
         self._layers = mixture_of(model)
         experts = max((layer.count for layer in self._layers), default=0)
         # For each layer and expert: the tokens that were sent there, and the sum of the router's probabilities
@@ -54,7 +58,7 @@ class ExpertLoad:
     def counted(self, micro: MicroBatch) -> Iterator[None]:
         """Counts the choices of the forward pass inside the block, which is that of this microbatch."""
         if self._layers:
-            self._weights_L = _weights(micro, self._counts.device)
+            self._weights_L = self._weights(micro)
         try:
             yield
         finally:
@@ -68,7 +72,8 @@ class ExpertLoad:
             weights_L = self._weights_L
             chosen = weights_L.repeat_interleave(experts_Lk.shape[-1])
             self._counts[index].index_add_(0, experts_Lk.flatten(), chosen)
-            self._probs[index] += weights_L @ _probabilities(self._layers[index], logits_LE).double()
+            # No matrix product: activation checkpointing would keep it as one of the layer's own (`recompute`).
+            self._probs[index] += (weights_L[:, None] * _probabilities(self._layers[index], logits_LE)).sum(0)
         if self.coef and torch.is_grad_enabled():
             self._logits.append((self._layers[index], logits_LE))
 
@@ -82,11 +87,12 @@ class ExpertLoad:
     def loss(self, micro: MicroBatch) -> Tensor:
         """Returns this microbatch's part of coef times the value, with its gradient, after its forward pass.
 
-        The parts of a minibatch add up to the whole if `fix` has been called, or if there is one part.
+        Of a row that ranks share, it is the part of this rank's positions. The parts of a minibatch add up to the whole
+        if `fix` has been called, or if there is one part.
         """
         counts_E = (self._counts if self._before is None else self._before).sum(0)
         rows = counts_E.sum() / self._layers[0].per_token
-        weights_L = _weights(micro, self._counts.device).float()
+        weights_L = self._weights(micro).float()
         probs_E = sum(weights_L @ _probabilities(layer, logits_LE) for layer, logits_LE in self._logits)
         self._logits.clear()
         return self.coef * len(counts_E) * ((counts_E / rows).float() @ probs_E) / rows.float()
@@ -114,6 +120,14 @@ class ExpertLoad:
             "experts_unused": float((counts == 0).sum()),
         }
 
+    def _weights(self, micro: MicroBatch) -> Tensor:
+        """Returns how many trajectories have each token of the row among their inputs, [L]; 0 for filler."""
+        weights_L = np.ones(micro.token_ids_RL.size)
+        weights_L[: micro.shared] = micro.sequences
+        weights_RL = torch.from_numpy(weights_L * (micro.tokens > 0))[None].to(self._counts.device)
+        part = None if self._context is None else self._context.of(weights_RL.shape[1])
+        return (weights_RL if part is None else part.of(weights_RL))[0]
+
     def _forget(self) -> None:
         self._counts.zero_()
         self._probs.zero_()
@@ -126,10 +140,3 @@ def _probabilities(layer: MixtureLayer, logits_LE: Tensor) -> Tensor:
         return logits_LE.float().softmax(-1)
     scores_LE = logits_LE.float().sigmoid()
     return scores_LE / scores_LE.sum(-1, keepdim=True)
-
-
-def _weights(micro: MicroBatch, device: torch.device) -> Tensor:
-    """Returns how many trajectories have each token of the row among their inputs, [L]; 0 for filler."""
-    weights_L = np.ones(micro.token_ids_RL.size)
-    weights_L[: micro.shared] = micro.sequences
-    return torch.from_numpy(weights_L * (micro.tokens > 0)).to(device)

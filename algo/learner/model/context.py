@@ -73,10 +73,15 @@ class RowPart:
     def start(self) -> int:
         return self.context.rank * self.positions
 
+    @property
+    def tokens(self) -> int:
+        """Returns how many of the positions are tokens of the row; the others are filler."""
+        return min(max(self.length - self.start, 0), self.positions)
+
     def of(self, row_RL: Tensor) -> Tensor:
         """Returns this rank's part of values of positions, [R, P]; filler is 0."""
         own = row_RL[:, self.start : self.start + self.positions]
-        return pad(own, (0, self.positions - own.shape[1]))
+        return pad(own, (0, self.positions - self.tokens))
 
     def own(self, positions_M: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns which of these positions of the row are in this rank's part, as indices on the M axis."""

@@ -70,11 +70,6 @@ def load(config: LearnerConfig, source: Path, context: Context | None = None) ->
     freeze_routers(model, config)
     checkpoint_layers(model, config)
     mixtures = follow_routes(model)
-    if context is not None and mixtures:
-        raise ValueError(
-            f"LearnerConfig.context_parallel must be 1 for {model.config.model_type!r}, which is a mixture of experts, "
-            f"got {config.context_parallel}"
-        )
     if config.replay_routing and not mixtures:
         raise ValueError(
             f"LearnerConfig.replay_routing must be False for {model.config.model_type!r}, which is no mixture of "

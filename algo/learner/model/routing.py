@@ -4,11 +4,13 @@ Invariants
 - A router computes its scores and weights by its own code, for the given experts in place of those that it would have
   chosen, so it learns as it does without replay. With its own choice as routes nothing changes, bit by bit.
 - A position without a route is routed freely.
+- Where ranks share a row, each has the routes of its own positions, and filler has none.
 - What activation checkpointing computes again has the routes of the first time: they travel with a layer's arguments.
 - No layer ignores its routes: a router that does not choose by one `topk` over its experts, and a model that does not
   pass the layers' arguments on, raise.
 
-Shape legend: L positions of a row, X layers that are mixtures, E experts that a token is sent to, N experts of a layer.
+Shape legend: L positions of a row, or of a rank's part of it, X layers that are mixtures, E experts that a token is
+sent to, N experts of a layer.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from algo.learner.model.context import RowPart
 from algo.learner.model.experts import MixtureLayer, mixture_of
 from engine.routes import absent
 
@@ -34,15 +38,23 @@ _TOPK = (torch.topk, Tensor.topk)
 class RowRoutes:
     """The routes of one row, and after a forward pass where the model would have chosen others.
 
-    replay: whether the routers follow the routes; False: they only compare them with their own choice.
+    replay: whether the routers follow the routes; False: they only compare them with their own choice. part: where
+    ranks share the row, what this rank has of it; the routes are given whole.
     """
 
-    def __init__(self, routes_LXE: NDArray[Any], device: torch.device, *, replay: bool) -> None:
+    def __init__(
+        self, routes_LXE: NDArray[Any], device: torch.device, *, replay: bool, part: RowPart | None = None
+    ) -> None:
         self.replay = replay
+        filler = 0
+        if part is not None:
+            routes_LXE = routes_LXE[part.start : part.start + part.tokens]
+            filler = part.positions - part.tokens
+        self.tokens = len(routes_LXE)
         known_L = (routes_LXE != absent(routes_LXE.dtype)).all((1, 2))
         ids_LXE = np.where(known_L[:, None, None], routes_LXE, 0).astype(np.int64)
-        self.known_L = torch.from_numpy(known_L).to(device)
-        self._ids_XLE = torch.from_numpy(ids_LXE.transpose(1, 0, 2).copy()).to(device)
+        self.known_L = pad(torch.from_numpy(known_L), (0, filler)).to(device)
+        self._ids_XLE = pad(torch.from_numpy(ids_LXE.transpose(1, 0, 2).copy()), (0, 0, 0, filler)).to(device)
         self._differing: dict[int, Tensor] = {}  # by layer, where the model would have chosen others, [L]
 
     @property

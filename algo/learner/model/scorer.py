@@ -67,7 +67,7 @@ class Scorer(nn.Module):
 
         targets_M: one token for each position, or several as [M, J]; the log-probabilities have its shape. lengths:
         those of the row's trajectories. shared: how many tokens at the row's beginning all of them continue.
-        Ranks that share the row are all given the whole of it. routes: the sampler's for the positions of the row.
+        Ranks that share the row are all given the whole of it. routes: the sampler's for this rank's positions.
         """
         device, count = token_ids_RL.device, len(targets_M)
         arguments = bounds(lengths, device, shared)

@@ -59,4 +59,17 @@ def test_notes_scores_and_the_canary_are_whole_and_in_order(results, ranks, shar
         torch.testing.assert_close(shared["notes"][name], tensor, rtol=1e-6, atol=2e-6, equal_nan=True)
     for name in ("scores", "canary"):
         torch.testing.assert_close(shared[name], alone[name], rtol=0, atol=2e-6)
-    assert np.count_nonzero(alone["scores"]) > 100
+    assert shared["canary's sequences"] == alone["canary's sequences"]
+    assert np.count_nonzero(alone["scores"]) > (100 if case != "mixture, one trajectory" else 0)
+
+
+def test_experts_that_positions_of_one_rank_alone_are_sent_to_are_among_the_cases(results):
+    first, second = map(set, results[2, 2]["mixture, one trajectory"]["experts"])
+    assert first ^ second
+
+
+def test_a_part_of_the_routes_is_the_models_own_so_that_their_share_says_something(results):
+    for case in ("mixture, replay", "mixture, routes compared"):
+        metrics = results[1, 1][case]["metrics"][0]
+        assert 0.1 < metrics["routing_differs"] < 0.95
+        assert 0.1 < metrics["routing_unknown"] < 0.3

@@ -37,6 +37,30 @@ SHORT = [
     Cell(model="Qwen3-30B-A3B", ranks=8, tokens=12000, layers=4, learner={}),
     Cell(model="Qwen3-30B-A3B", ranks=64, tokens=20000, layers=4, learner=FULL | {"train_router": False}),
     Cell(
+        model="Qwen3-30B-A3B",
+        ranks=8,
+        tokens=32001,
+        layers=4,
+        sampled=1.0,
+        learner={"activation_checkpointing": "attention", "context_parallel": 8},
+    ),
+    Cell(
+        model="Qwen3-30B-A3B",
+        ranks=8,
+        tokens=32000,
+        layers=4,
+        sampled=1.0,
+        learner={"activation_checkpointing": "selective", "context_parallel": 2, **ATTENTION_ALONE},
+    ),
+    Cell(
+        model="Qwen2-57B-A14B",
+        ranks=4,
+        tokens=16000,
+        layers=4,
+        sampled=1.0,
+        learner={"activation_checkpointing": "selective", "context_parallel": 4},
+    ),
+    Cell(
         model="Qwen2-57B-A14B", ranks=6, tokens=8000, layers=4, learner={"activation_checkpointing": "selective"}
     ),  # 64 experts, which six ranks do not divide
     Cell(model="Mixtral-8x7B", ranks=16, tokens=9000, layers=4, learner=FULL),  # fewer experts than ranks

@@ -11,6 +11,7 @@ import pytest
 from algo.loss.policy_losses import Correction, PpoClip
 from engine.assembly.devices import DevicePlan
 from engine.console.options import parse
+from engine.errors import BadInput
 from engine.fleet.canary import tolerance_of
 from engine.programs.main import identity_of
 from recipes.options import ADVANTAGES
@@ -45,13 +46,17 @@ def test_activation_offload_is_an_option_beside_checkpointing(capsys: pytest.Cap
     assert "LearnerConfig.activation_checkpointing" in capsys.readouterr().err
 
 
-def test_ranks_that_share_rows_must_divide_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["learner.context_parallel=2", "learner_ranks=4"]
-    assert parse(Config, words).training().learner.context_parallel == 2
-    with pytest.raises(SystemExit) as ended:
-        parse(Config, [words[0], "learner_ranks=3"])
+def test_ranks_that_share_rows_must_divide_those_of_all_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "LearnerConfig.context_parallel must divide the learner's 3 ranks"
+    parse(Config, ["learner.context_parallel=2", "learner_ranks=4"]).training().check_ranks(hosts=1)
+    three = parse(Config, ["learner.context_parallel=2", "learner_ranks=3"]).training()
+    three.check_ranks(hosts=2)
+    with pytest.raises(BadInput, match=said):
+        three.check_ranks(hosts=1)
+    with pytest.raises(SystemExit) as ended:  # learners on GPUs have one host
+        parse(Config, ["learner.context_parallel=2", "learner_ranks=3", "replicas=3", "devices=0,1,2"])
     assert ended.value.code == 2
-    assert "LearnerConfig.context_parallel must divide the learner's 3 ranks" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 MIXTURE = f"model={SHIPPED.parent / 'agent_moe'}"
@@ -61,7 +66,7 @@ MIXTURE = f"model={SHIPPED.parent / 'agent_moe'}"
     ("words", "said"),
     [
         (["learner.context_parallel=3", "learner_ranks=3"], "context_parallel must divide the 4 query heads"),
-        ([MIXTURE, "learner.context_parallel=2", "learner_ranks=2"], "context_parallel must be 1 for 'qwen3_moe'"),
+        ([MIXTURE, "learner.lora_rank=4"], "lora_targets must not hold gate_proj, up_proj, down_proj for 'qwen3_moe'"),
         (["learner.replay_routing=true"], "replay_routing must be False for 'qwen3'"),
         (["learner.train_router=false"], "train_router must be True for 'qwen3'"),
         (["learner.load_balancing_coef=0.01"], "load_balancing_coef must be 0 for 'qwen3'"),
@@ -78,8 +83,11 @@ def test_options_that_do_not_suit_the_model_are_refused_before_anything_starts(
 
 def test_a_mixture_takes_the_options_of_mixtures() -> None:
     words = [MIXTURE, "learner.replay_routing=true", "learner.train_router=false", "learner.load_balancing_coef=0.01"]
+    words += ["learner.context_parallel=2", "learner_ranks=2"]
+    words += ["learner.lora_rank=4", "learner.lora_targets=q_proj,o_proj"]
     training = parse(Config, words).training()
     assert training.learner.replay_routing
+    assert training.learner.context_parallel == 2
     assert training.replicas_config.returns_routes
 
 

@@ -28,7 +28,7 @@ from recipes.rstar2.parts.memory.memory import (
     replica_share,
 )
 from recipes.rstar2.parts.memory.model import PUBLIC, configuration, model_of
-from recipes.rstar2.parts.memory.operations import operations
+from recipes.rstar2.parts.memory.operations import operations, row
 from recipes.rstar2.parts.memory.plan import GIB
 from tests.support import memory_table
 from tests.support.algo_fakes import batch, write_checkpoint
@@ -276,12 +276,11 @@ def test_heads_must_be_divided():
     assert any("context_parallel=3" in problem for problem in problems(plan_of(devices=6, context_parallel=3)))
 
 
-def test_rows_of_a_mixture_are_not_shared():
-    sharing = plan_of(model="Qwen3-30B-A3B", context_parallel=2)
-    assert any("context_parallel=2 is refused" in problem for problem in problems(sharing))
-    long = plan_of(model="Qwen3-30B-A3B", max_tokens=32768)
+def test_long_rows_of_a_mixture_are_shared_so_that_all_weights_are_trained():
+    long = plan_of(model="Qwen3-30B-A3B", max_tokens=32768, tensor_parallel=2)
     assert problems(long)
-    assert fitting(long).learner.context_parallel == 1
+    better = fitting(long).learner
+    assert (better.context_parallel, better.lora_rank) == (2, 0)
 
 
 def test_ranks_that_share_a_row_divide_its_activations():
@@ -289,6 +288,14 @@ def test_ranks_that_share_a_row_divide_its_activations():
     least = learner_moments(alone)["layers"]["activations"]
     assert learner_moments(shared)["layers"]["activations"] == pytest.approx(least / 4)
     assert learner_moments(shared)["layers"]["weights"] == learner_moments(alone)["layers"]["weights"]
+
+
+def test_a_rank_computes_its_part_of_a_row_and_gets_all_weights():
+    alone, shared = (
+        row(plan_of(max_tokens=32768, context_parallel=ranks), tokens=8192, targets=6000) for ranks in (1, 4)
+    )
+    assert (shared.computing, shared.needed) == pytest.approx((alone.computing / 4, alone.needed / 4))
+    assert shared.moved == alone.moved
 
 
 def test_what_it_prints_is_what_rl_takes(tmp_path, capsys):

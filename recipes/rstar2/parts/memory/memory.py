@@ -116,10 +116,6 @@ def problems(plan: Plan) -> list[str]:
         sentences.append(f"a rank of the learner needs {gib(peak)} of {gib(room)} at its highest ({highest(plan)})")
     if plan.model.heads % (sharing := plan.learner.context_parallel):
         sentences.append(f"context_parallel={sharing} does not divide {plan.model.heads} heads")
-    if sharing > 1 and plan.model.mixture is not None:
-        sentences.append(
-            f"context_parallel={sharing} is refused, as the learner does not share rows of mixtures of experts"
-        )
     if not plan.samples:
         return sentences
     if plan.model.heads % plan.devices.tensor_parallel:

@@ -73,8 +73,8 @@ def operations(plan: Plan, *, tokens: int, targets: int) -> Operations:
 class Row:
     """Says how long a row of the learner takes at least, in seconds on an H100, if nothing else takes time.
 
-    computing: its operations. moving: its weights and gradients between GPUs, `moved` bytes to each. Both can happen at
-    the same time.
+    needed and computing: a rank's operations, of its part where ranks share the row. moving: its weights and gradients
+    between GPUs, `moved` bytes to each. Both can happen at the same time.
     """
 
     needed: float
@@ -96,7 +96,7 @@ def row(plan: Plan, *, tokens: int, targets: int) -> Row:
 
     Each pass gathers the weights in bfloat16, all experts of a layer too, and gradients go to their ranks in float32.
     """
-    trajectories = plan.learner.micro_batch_tokens / tokens
+    trajectories = plan.learner.micro_batch_tokens / tokens / plan.learner.context_parallel
     counted, others = operations(plan, tokens=tokens, targets=targets), (plan.shards - 1) / plan.shards
     return Row(
         needed=trajectories * counted.needed,

@@ -42,6 +42,15 @@ def test_no_option_changes_what_five_steps_give(tmp_path, source, case):
     mixtures.assert_equal(mixtures.by_the_learner(source, tmp_path, **fields), expected)
 
 
+@pytest.mark.parametrize("kind", ["selective", "attention", "full"])
+@pytest.mark.parametrize("family", ["Qwen2Moe", "Glm4Moe", "DeepseekV3"])
+def test_what_comes_after_a_layers_router_is_computed_again_as_it_was(tmp_path, family, kind):
+    """Shared experts: no product of the measured load is among those that a layer keeps."""
+    checkpoint = mixtures.write(tmp_path, family)
+    found = mixtures.by_the_learner(checkpoint, tmp_path, activation_checkpointing=kind)
+    mixtures.assert_equal(found, mixtures.by_transformers(checkpoint))
+
+
 def test_a_shared_beginning_counts_for_each_trajectory(tmp_path, source):
     fields = {"load_balancing_coef": 0.5, "micro_batch_tokens": 200}
     found = mixtures.by_the_learner(source, tmp_path, prefix=True, **fields)

@@ -22,7 +22,7 @@ from engine.pipeline.channel import Channel
 from engine.pipeline.pipeline import Inbox, Stage
 from engine.ports import ToolSpec
 from engine.programs.main import main
-from engine.recipe import Recipe
+from engine.recipe import Recipe, Run
 from engine.rollout.rollout import RolloutConfig
 from engine.run.run_folder import RunFolder
 from engine.stages.group import GroupConfig
@@ -364,6 +364,13 @@ def test_a_configuration_of_another_type_is_named(changed, said):
 async def test_training_is_given_the_configuration_of_the_machine(run):
     with pytest.raises(BadInput, match=r"got a RecipeConfig.*config\.training\(\)"):
         async with training(RecipeConfig(), run):
+            pass
+
+
+async def test_the_ranks_of_a_learner_on_one_machine_must_suit_its_options(run):
+    config = TrainingConfig(**{**OPTIONS, "learner": LearnerConfig(context_parallel=2)})
+    with pytest.raises(BadInput, match=r"context_parallel must divide the learner's 1 ranks"):
+        async with training(config, Run(folder=run)):
             pass
 
 

@@ -13,7 +13,7 @@ from engine.console.options import flat, overrides, parse
 from engine.errors import BadInput
 from engine.nodes.messages import Job
 from engine.programs import roles
-from engine.programs.roles import check_devices, check_gpus
+from engine.programs.roles import check_devices, check_gpus, lead_training
 from engine.replica.config import ReplicaConfig
 from recipes.quickstart import Config
 from tests.unit.engine.nodes.test_nodes_protocol import JOB
@@ -38,6 +38,13 @@ def test_adapters_are_refused():
 def test_a_learner_over_hosts_has_no_gpus_yet():
     with pytest.raises(BadInput, match="learner_hosts must be 1 with devices"):
         check_devices(SimpleNamespace(learner=object()), DevicePlan(devices=(0,), replicas=1))
+
+
+async def test_the_ranks_of_all_hosts_of_a_learner_must_suit_its_options():
+    config = parse(Config, ["learner.context_parallel=2"]).training()
+    with pytest.raises(BadInput, match="context_parallel must divide the learner's 3 ranks"):
+        async with lead_training(SimpleNamespace(learner=SimpleNamespace(hosts=3)), config, None):
+            pass
 
 
 BY_TURNS = ["devices=0,1,2,3", "learner_ranks=4", "replicas=4"]
