@@ -23,7 +23,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -55,8 +55,18 @@ from engine.stages.evaluate import Evaluation
 from engine.telemetry import metrics as measure
 from engine.telemetry.watchdog import exit_process
 from engine.types import StopReason, Trajectory
-from recipes.tiny.task import LIMITS, MAX_TOKENS, MAX_TOOL_CALLS, SHIPPED, Mix, demonstrations, prompts, python_tool
-from recipes.tiny.tokenizer import PAD, TURN_END, VOCABULARY, train_tokenizer
+from recipes.tiny.task import (
+    LIMITS,
+    MAX_TOKENS,
+    MAX_TOOL_CALLS,
+    SHIPPED,
+    Message,
+    Mix,
+    demonstrations,
+    prompts,
+    python_tool,
+)
+from recipes.tiny.tokenizer import PAD, TURN_END, train_tokenizer
 from sandbox import TIERS, SandboxConfig, SandboxUnavailable
 from sandbox.printable import printable
 from sandbox.require import Rule, at_least, require
@@ -85,10 +95,10 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """One run of the learner on demonstrations of a mix."""
+    """One run of the learner on demonstrations."""
 
     title: str
-    mix: Mix
+    conversations: Iterator[list[Message]]
     batch_size: int
     learner: LearnerConfig
 
@@ -96,9 +106,9 @@ class Phase:
 def craft(config: Config) -> Phase:
     return Phase(
         title="A: craft",
-        mix=Mix(head=0.05, clean=0.75, err=0.20),
+        conversations=demonstrations(Mix(head=0.05, clean=0.75, err=0.20), config.seed),
         batch_size=16,
-        learner=_learner(config, steps=config.craft_steps, lr=3e-3, warmup_steps=50, loss=CrossEntropy()),
+        learner=learner(config.threads, steps=config.craft_steps, lr=3e-3, warmup_steps=50, loss=CrossEntropy()),
     )
 
 
@@ -109,13 +119,16 @@ def manners(config: Config) -> Phase:
     """
     return Phase(
         title="B: manners",
-        mix=Mix(head=0.55, clean=0.18, err=0.27),
+        conversations=demonstrations(Mix(head=0.55, clean=0.18, err=0.27), config.seed),
         batch_size=32,
-        learner=_learner(config, steps=config.manners_steps, lr=1e-3, warmup_steps=20, loss=CrossEntropy(aggregate=38)),
+        learner=learner(
+            config.threads, steps=config.manners_steps, lr=1e-3, warmup_steps=20, loss=CrossEntropy(aggregate=38)
+        ),
     )
 
 
-def _learner(config: Config, *, steps: int, lr: float, warmup_steps: int, loss: CrossEntropy) -> LearnerConfig:
+def learner(threads: int, *, steps: int, lr: float, warmup_steps: int, loss: CrossEntropy) -> LearnerConfig:
+    """Returns a phase's learner: a learning rate that is constant for six tenths of the steps, then falls to 0."""
     return LearnerConfig(
         loss=loss,
         steps=steps,
@@ -125,7 +138,7 @@ def _learner(config: Config, *, steps: int, lr: float, warmup_steps: int, loss: 
         schedule="linear",
         decay_from=0.6,
         minibatches=1,
-        threads=config.threads,
+        threads=threads,
     )
 
 
@@ -134,7 +147,7 @@ async def make(config: Config) -> dict[str, Any]:
     config.output.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=config.output).close()  # a folder that takes no file is told now, not after minutes
     if config.tokenizer == "train":
-        tokenizer = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
+        tokenizer = train_tokenizer(list(itertools.islice(demonstrations(EVERYTHING, 0), 8000)))
     else:
         tokenizer = AutoTokenizer.from_pretrained(SHIPPED, trust_remote_code=False)
     chat = ChatTemplate(tokenizer)
@@ -156,13 +169,14 @@ async def make(config: Config) -> dict[str, Any]:
 
 
 def new_model(seed: int, tokenizer: Any, experts: int = 0) -> PreTrainedModel:
-    """Returns a random Qwen3 of 508,992 parameters in fp32, or a mixture of experts: a Qwen3-MoE, 1,101,888 with 8.
+    """Returns a random Qwen3 in fp32, or a mixture of experts, a Qwen3-MoE. With the shipped tokenizer the first has
+    508,992 parameters, the second with 8 experts 1,101,888.
 
     experts: of each layer. The MLP of each has 96 hidden units and a token takes two; the dense one has 256.
     """
     torch.manual_seed(seed)
     fields: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": len(tokenizer),
         "hidden_size": 128,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
@@ -189,7 +203,7 @@ async def train(phase: Phase, seed: int, chat: ChatTemplate, source: Path, targe
     """
     steps = phase.learner.steps
     losses: list[float] = []
-    stream = examples(demonstrations(phase.mix, seed), chat.conversation)
+    stream = examples(phase.conversations, chat.conversation)
     with workspace() as folder, _progress() as progress:
         task = progress.add_task(phase.title, total=steps, loss=float("nan"))
         async with LearnerProcess(LearnerProcessConfig(module="algo.learner"), folder, folder / "log") as learner:

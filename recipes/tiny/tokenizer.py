@@ -14,12 +14,12 @@ checkpoint reads and writes word salad.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from recipes.tiny.task import Mix, demonstrations
+from recipes.tiny.task import Message
 
 VOCABULARY = 512
 PAD, TURN_START, TURN_END = "<|pad|>", "<|im_start|>", "<|im_end|>"
@@ -45,8 +45,8 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(mix: Mix, conversations: int, seed: int) -> PreTrainedTokenizerFast:
-    """Learns the merges from demonstrations."""
+def train_tokenizer(conversations: Sequence[list[Message]], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """Learns the merges from demonstrations. Raises ValueError for too few of them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -56,16 +56,18 @@ def train_tokenizer(mix: Mix, conversations: int, seed: int) -> PreTrainedTokeni
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TAGS),
+        vocab_size=vocabulary - len(TAGS),
         special_tokens=[PAD, TURN_START, TURN_END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(mix, conversations, seed), trainer)
+    tokenizer.train_from_iterator(_corpus(conversations), trainer)
     # Not special: the engine's parser and the reward read the tags in the decoded text.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    if tokenizer.get_vocab_size() != VOCABULARY:
-        raise ValueError(f"{conversations} conversations gave {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
+    if tokenizer.get_vocab_size() != vocabulary:
+        raise ValueError(
+            f"{len(conversations)} conversations gave {tokenizer.get_vocab_size()} tokens, not {vocabulary}"
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -76,10 +78,10 @@ def train_tokenizer(mix: Mix, conversations: int, seed: int) -> PreTrainedTokeni
     )
 
 
-def _corpus(mix: Mix, conversations: int, seed: int) -> Iterator[str]:
+def _corpus(conversations: Iterable[list[Message]]) -> Iterator[str]:
     """Yields texts between the tags: no merge may contain a piece of a tag."""
     tags = re.compile("|".join(TAGS))
-    for _, demonstration in zip(range(conversations), demonstrations(mix, seed), strict=False):
+    for demonstration in conversations:
         yield from ("user\n", "assistant\n")
         for message in demonstration:
             yield from tags.split(message["content"])

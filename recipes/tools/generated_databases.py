@@ -1,7 +1,9 @@
 """Makes small SQLite databases, questions about them with reference SQL, and changes to make. Seeded.
 
 Promises
-- A database follows from its name alone ("shop-17"), on every machine; so do the questions from (split, seed).
+- A database follows from its name alone, on every machine; so do the questions from (split, seed).
+- `shop-17` has the columns that a question speaks of. Of `shop.5-17` one column in each table has another name, one of
+  COLUMNS; which one is seen only by those who ask that database.
 - No question about one database is in both splits: the split is a hash of database and reference.
 - Each reference has rows, or changes some. Each question is graded on a second database with other rows too
   (`SqlReward`).
@@ -10,9 +12,11 @@ Promises
 from __future__ import annotations
 
 import hashlib
+import math
 import random
+import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -27,7 +31,16 @@ SCHEMAS = {
     "CREATE TABLE course (id INTEGER PRIMARY KEY, title TEXT, hours INTEGER);\n"
     "CREATE TABLE grade (pupil INTEGER, course INTEGER, points INTEGER);",
 }
+COLUMNS = {  # a table's names for one column; the first is the one that questions speak of
+    "shop": {
+        "customer": ("city", "town", "place", "home"),
+        "product": ("price", "cost", "amount", "value"),
+        "purchase": ("count", "pieces", "quantity", "number"),
+    },
+    "school": {"pupil": ("year", "level", "class", "stage"), "grade": ("points", "score", "marks", "result")},
+}
 NAMES = ("Lea", "Tom", "Mia", "Ben", "Eva", "Max", "Zoe", "Sam", "Ada", "Jan")
+TABLES = {"shop": ("customer", "product", "purchase"), "school": ("pupil", "course", "grade")}
 CITIES = ("Oslo", "Rome", "Lima", "Bonn")
 PRODUCTS = ("lamp", "desk", "chair", "clock", "shelf", "mirror")
 COURSES = ("maths", "music", "physics", "history", "art")
@@ -39,18 +52,50 @@ CHANGE = "Change the database with execute, and say when it is done."
 def find(name: str) -> bytes:
     """Returns the database of this name. Raises KeyError for an unknown one."""
     kind, _, number = name.partition("-")
+    schema = schema_of(kind)
     if not number.isdecimal():
         raise KeyError(name)
+    kind = kind.partition(".")[0]
     rng = random.Random(f"{kind}/{number}")
     database = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        database.executescript(SCHEMAS[kind])
+        database.executescript(schema)
         for table, rows in (_shop if kind == "shop" else _school)(rng).items():
             places = ", ".join("?" * len(rows[0]))
             database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
         return database.serialize()
     finally:
         database.close()
+
+
+def names_of(kind: str) -> dict[str, str]:
+    """Returns what the columns that questions speak of are called in databases of a kind. Raises KeyError.
+
+    >>> names_of("school.6")
+    {'year': 'class', 'points': 'score'}
+    """
+    topic, _, variant = kind.partition(".")
+    if not (variant or "0").isdecimal():
+        raise KeyError(kind)
+    names, rest = {}, int(variant or 0)
+    for choices in COLUMNS[topic].values():
+        rest, number = divmod(rest, len(choices))
+        names[choices[0]] = choices[number]
+    return names
+
+
+def renamed(sql: str, names: Mapping[str, str]) -> str:
+    """Returns SQL with other names of columns; functions keep theirs.
+
+    >>> renamed("SELECT count(*) FROM purchase WHERE count < 3", {"count": "pieces"})
+    'SELECT count(*) FROM purchase WHERE pieces < 3'
+    """
+    return re.sub(r"\b\w+\b(?!\()", lambda word: names.get(word[0], word[0]), sql)
+
+
+def schema_of(kind: str) -> str:
+    """Returns the CREATE statements of databases of a kind. Raises KeyError for an unknown one."""
+    return renamed(SCHEMAS[kind.partition(".")[0]], names_of(kind))
 
 
 def _shop(rng: random.Random) -> dict[str, list[tuple[Any, ...]]]:
@@ -67,28 +112,36 @@ def _school(rng: random.Random) -> dict[str, list[tuple[Any, ...]]]:
     return {"pupil": pupils, "course": courses, "grade": grades or [(1, 1, 7)]}
 
 
-def questions(split: Split, seed: int, *, changes: float = 0.3) -> Iterator[Prompt]:
-    """Yields questions of one split without end. changes: the share that asks for a change of the database."""
+def questions(split: Split, seed: int, *, changes: float = 0.3, schema: bool = True) -> Iterator[Prompt]:
+    """Yields questions of one split without end.
+
+    changes: the share that asks for a change of the database. schema: prompts show it. Without it they name the tables
+    only, and columns have other names in one database than in another, so the model has to ask for them.
+    """
     rng = random.Random(f"{split}-{seed}")
     number = 0
     while True:
-        kind = rng.choice([*SCHEMAS])
+        kind = topic = rng.choice([*SCHEMAS])
+        if not schema:
+            kind = f"{topic}.{rng.randrange(math.prod(map(len, COLUMNS[topic].values())))}"
         name = f"{kind}-{rng.randrange(1 << 16)}"
         asks = rng.random() >= changes
-        text, sql = rng.choice((QUESTIONS if asks else CHANGES)[kind])(rng)
+        text, sql = rng.choice((QUESTIONS if asks else CHANGES)[topic])(rng)
+        sql = renamed(sql, names_of(kind))
         digest = hashlib.md5(f"{name}/{sql}".encode(), usedforsecurity=False).digest()
         if (digest[0] < 26) != (split == "test"):
             continue
         answer = {"sql": sql, "also": [f"{kind}-{rng.randrange(1 << 16, 1 << 17)}"]} if asks else {"changes": [sql]}
         if not any(tells(each, sql) for each in (name, *answer.get("also", ()))):
             continue
-        content = f"{SCHEMAS[kind]}\n\n{text} {ANSWER if asks else CHANGE}"
+        shown = schema_of(kind) if schema else f"Tables: {', '.join(TABLES[topic])}."
+        content = f"{shown}\n\n{text} {ANSWER if asks else CHANGE}"
         yield Prompt(
             id=f"{split}-{seed}-{number}",
             messages=({"role": "user", "content": content},),
             answer="",
             tools=("query",) if asks else ("query", "execute"),
-            source=kind if asks else f"{kind}_changes",
+            source=topic if asks else f"{topic}_changes",
             metadata={"database": name, **answer},
         )
         number += 1

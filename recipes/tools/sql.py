@@ -41,6 +41,7 @@ class Config(EvalOptions, SandboxOptions):
     held_out: Annotated[Path | None, "rows that are evaluated and never trained"] = None
     databases: Annotated[Path | None, "folder of DB_ID/DB_ID.sqlite, for data"] = None
     changes: Annotated[float, "share of the generated questions that ask for a change of the database"] = 0.3
+    schema: Annotated[bool, "prompts of generated questions show the schema; false: the model has to ask for it"] = True
     check: Annotated[bool, "run all references of data and held_out before training"] = True
     order: Annotated[Order, "whether rows must come in the reference's order: where it has ORDER BY, or ..."] = (
         "reference"
@@ -53,6 +54,8 @@ class Config(EvalOptions, SandboxOptions):
         super().__post_init__()
         if len({each is None for each in (self.data, self.held_out, self.databases)}) > 1:
             raise ValueError("data, held_out and databases must all be given, or none of them")
+        if not self.schema and self.data is not None:
+            raise ValueError("schema must be true with data, got false: only generated questions can leave it out")
         if not 0 <= self.changes <= 1:
             raise ValueError(f"changes must be from 0 to 1, got {self.changes}")
 
@@ -62,8 +65,8 @@ class Config(EvalOptions, SandboxOptions):
     def sources(self) -> tuple[Find, Iterator[Prompt], Iterator[Prompt]]:
         """Returns what finds a database, the questions to train on, and those that are held out."""
         if self.data is None or self.held_out is None or self.databases is None:
-            train = questions("train", self.seed, changes=self.changes)
-            return find, train, questions("test", 0, changes=self.changes)
+            shared: dict[str, Any] = {"changes": self.changes, "schema": self.schema}
+            return find, questions("train", self.seed, **shared), questions("test", 0, **shared)
         folder = DatabaseFolder(self.databases, self.sql.database_bytes)
         train = prompts_by_epoch(list(read_questions(self.data, folder)))
         return folder.find, train, read_questions(self.held_out, folder)

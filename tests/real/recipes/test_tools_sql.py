@@ -13,7 +13,10 @@ import pytest_asyncio
 from engine.contracts import check_world
 from engine.errors import BadInput
 from engine.ports import GraderUnavailable
+from engine.telemetry.metrics import tool_error_share
+from recipes.tiny.task import Mix
 from recipes.tools.database import DatabaseFile, Databases, SqlLimits
+from recipes.tools.demonstrations import demonstrations
 from recipes.tools.generated_databases import find, questions, tells
 from recipes.tools.guest import TOOLS
 from recipes.tools.soundness import question_check, require_sound, verdicts_of
@@ -176,6 +179,32 @@ async def test_a_statement_that_fails_changes_nothing_and_is_told(box):
     assert "UNIQUE" in trajectory.tool_uses[0].response
     assert "no such table" in trajectory.tool_uses[1].response
     assert trajectory.states == {"database": b""}
+
+
+async def test_a_column_that_is_not_there_is_an_error_of_the_tool_and_counted(box):
+    wrong = tool("query", sql="SELECT count(*) FROM customer WHERE town = 'Oslo'")
+    reward, trajectory = await graded(box, COUNT, wrong, [tool("query", sql="SELECT * FROM customer LIMIT 1")], "None.")
+    failed, looked = trajectory.tool_uses
+    assert (failed.outcome, failed.response) == ("error", "OperationalError: no such column: town")
+    assert (looked.outcome, looked.response.splitlines()[0]) == ("ok", "id | name | city")
+    rewarded = replace(trajectory, reward=reward)
+    assert tool_error_share([rewarded]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("mix", "right"),
+    [(Mix(head=0, clean=1, err=0), 1.0), (Mix(head=0, clean=0, err=1), 1.0), (Mix(head=1, clean=0, err=0), None)],
+)
+async def test_a_demonstration_reads_as_a_rollout_does_and_is_right_if_it_looks(box, mix, right):
+    asked = islice(questions("train", 5, schema=False), 40)
+    for prompt, (user, *messages) in zip(asked, demonstrations(mix, 5), strict=False):
+        assert user == prompt.messages[0]
+        turns = [message["content"] for message in messages if message["role"] == "assistant"]
+        trajectory = await episode(Databases(box, find), prompt, *turns)
+        replies = [message["content"] for message in messages if message["role"] == "tool"]
+        assert [use.response for use in trajectory.tool_uses] == replies
+        if right is not None:
+            assert await SqlReward(box, find)(trajectory) == right
 
 
 async def test_members_of_a_group_change_copies_of_their_own(box):

@@ -80,11 +80,11 @@ def test_only_the_assistants_tokens_are_learnt():
 
 
 def test_training_again_gives_the_shipped_merges_and_template():
-    again = train_tokenizer(EVERYTHING, conversations=8000, seed=0)
+    again = train_tokenizer(list(itertools.islice(demonstrations(EVERYTHING, 0), 8000)))
     assert again.get_vocab() == TOKENIZER.get_vocab()
     assert again.chat_template == TOKENIZER.chat_template
 
 
 def test_too_small_a_corpus_is_refused():
     with pytest.raises(ValueError, match="not 512"):
-        train_tokenizer(Mix(head=1, clean=0, err=0), conversations=1, seed=0)
+        train_tokenizer([next(demonstrations(Mix(head=1, clean=0, err=0), 0))])
