@@ -38,6 +38,7 @@ FAMILIES = {
     "Qwen2Moe": {**EXPERTS, "num_experts": 60, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 24},
     "Glm4Moe": {**EXPERTS, **SHARED, "n_routed_experts": 8, "head_dim": 8, "use_qk_norm": True},
     "DeepseekV3": {**EXPERTS, **SHARED, **LATENT, "n_routed_experts": 8, "num_key_value_heads": 4},
+    "GptOss": {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 8},
 }
 HELD_OUT = {  # of other sizes than the support was written with
     "Qwen3Moe": {"num_experts": 5, "num_experts_per_tok": 3, "hidden_size": 48, "norm_topk_prob": True},
@@ -51,6 +52,7 @@ HELD_OUT = {  # of other sizes than the support was written with
         "first_k_dense_replace": 2,
     },
     "DeepseekV3": {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4},
+    "GptOss": {"num_local_experts": 5, "num_experts_per_tok": 3, "hidden_size": 48, "num_hidden_layers": 4},
 }
 STEPS = 5
 LOSS = PpoClip(clip_low=1.0, clip_high=1e9, dual_clip=None)  # ratio times advantage, which has no steps

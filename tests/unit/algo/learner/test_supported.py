@@ -35,7 +35,6 @@ OTHER_NAMES = {
     "OPT": {**SIZES, "ffn_dim": 16, "word_embed_proj_dim": 16},
 }
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
-LOCAL_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
 LINEAR = dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
 LINEAR |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "shared_expert_intermediate_size"), 8)
 WINDOW = {"sliding_window": 8}
@@ -43,7 +42,6 @@ WINDOWED = {"Mistral": WINDOW, "Gemma3Text": {**WINDOW, "head_dim": 8}, "Phi3": 
 
 REFUSED = {
     "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, r"'qwen3_next' gives a trajectory in a row .* nats"),
-    "GptOss": (LOCAL_EXPERTS, r"GptOssAttention needs s_aux.*LearnerConfig\(attention='sdpa'\)"),
     "GPT2": ({}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
 }
@@ -221,13 +219,12 @@ def test_a_tied_head_that_the_file_repeats_is_taken(group, tmp_path):
     check_scores(tied(tmp_path, change=0.0), tmp_path, "packed")
 
 
-@pytest.mark.parametrize(("name", "value"), [("softcap", 1.0), ("s_aux", torch.ones(1))])
-def test_packed_attention_refuses_what_it_would_leave_out(name, value):
+def test_packed_attention_refuses_what_it_would_leave_out():
     states = torch.zeros(1, 1, 3, 4)
     row = bounds([3], states.device)
-    packed_attention(None, states, states, states, None, **row, dropout=0.0, **{name: None})
-    with pytest.raises(ValueError, match=f"{name}.*'packed'"):
-        packed_attention(None, states, states, states, None, **row, **{name: value})
+    packed_attention(None, states, states, states, None, **row, dropout=0.0, softcap=None)
+    with pytest.raises(ValueError, match=r"softcap.*'packed'"):
+        packed_attention(None, states, states, states, None, **row, softcap=1.0)
 
 
 def test_packed_attention_on_a_gpu_refuses_values_of_another_width():
