@@ -45,7 +45,7 @@ from engine.replica.cpu_weight_loader import Direct, fits
 from engine.replica.routes.capture import report_routes
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
-# The weights of gpt-oss's experts, which lie in one tensor for all experts of a layer, and vLLM's names for one expert's.
+# gpt-oss has one tensor for all experts of a layer. These are vLLM's names for the part of one expert.
 STACKED = {
     "gate_up_proj": "w13_weight",
     "gate_up_proj_bias": "w13_bias",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GraniteSWAConfig, GraniteSWAForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import leave
@@ -30,6 +30,7 @@ CASES = {
     "one trajectory": ("tiny", "long", {"minibatches": 1}),
     "common beginning": ("tiny", "prefixed", {"micro_batch_tokens": 150}),
     "windows": ("windows", "prefixed", {"micro_batch_tokens": 150}),
+    "sinks": ("sinks", "prefixed", {"micro_batch_tokens": 150}),
     "everything again": ("tiny", "plain", {"activation_checkpointing": "full", "activation_offload": True}),
     "some products again": ("windows", "plain", {"activation_checkpointing": "attention"}),
     "products kept": ("tiny", "prefixed", {"activation_checkpointing": "selective"}),
@@ -39,30 +40,37 @@ CASES = {
     "sequences": ("tiny", "prefixed", {"loss": Gspo(proximal=True, correction=Correction())}),
 }
 # On more than two ranks, which take long on two cores, these alone.
-FEW = ("packed", "windows")
+FEW = ("packed", "windows", "sinks")
 SPEED = ("train_s", "tokens_per_s", "peak_bytes")
 
 
 def write_checkpoints(folder):
-    """A model with 4 heads of queries and 2 of keys; and one with 12 and 3, half of whose layers look back 8 tokens."""
+    """A model with 4 heads of queries and 2 of keys; and two with 12 and 3, half of whose layers look back 8 tokens, one
+    of them with attention sinks.
+    """
     write_checkpoint(folder / "tiny")
     torch.manual_seed(1)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=12,
-        num_key_value_heads=3,
-        head_dim=8,
-        intermediate_size=64,
-        tie_word_embeddings=False,
-        max_position_embeddings=256,
-        use_sliding_window=True,
-        sliding_window=8,
-        layer_types=["full_attention", "sliding_attention"],
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder / "windows")
-    (folder / "windows" / "tokenizer_config.json").write_text(json.dumps({}))
+    fields = {
+        "vocab_size": 512,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 3,
+        "intermediate_size": 64,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 256,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    windows = Qwen3ForCausalLM(Qwen3Config(**fields, head_dim=8, use_sliding_window=True))
+    with_sinks = GraniteSWAForCausalLM(GraniteSWAConfig(**fields))
+    for layer in with_sinks.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks, mean=1.0)
+    for name, model in (("windows", windows), ("sinks", with_sinks)):
+        model.save_pretrained(folder / name)
+        (folder / name / "tokenizer_config.json").write_text(json.dumps({}))
 
 
 def batch_of(kind, step):

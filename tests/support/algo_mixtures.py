@@ -1,7 +1,7 @@
 """Tiny random mixtures of experts, five steps of the learner on them, and the same steps by transformers alone.
 
-It is a program too, which trains on several ranks: `algo_mixtures.py CHECKPOINT LOPSIDED RESULT`, where the routers of
-the second checkpoint send every token to one expert.
+It is a program too, which trains on several ranks: `algo_mixtures.py CHECKPOINT LOPSIDED SINKS RESULT`, where the
+routers of the second checkpoint send every token to one expert, and the third is gpt-oss.
 """
 
 import sys
@@ -80,6 +80,7 @@ CASES = {
         "activation_checkpointing": "selective",
     },
 }
+OF_SINKS = ("small rows", "products kept", "balanced")  # what several ranks do with gpt-oss
 
 
 def write(folder, family="Qwen3Moe", bias=None, **fields):
@@ -204,12 +205,13 @@ def assert_equal(found, expected, gradients=5e-6):
 
 
 if __name__ == "__main__":
-    checkpoint, lopsided, result = map(Path, sys.argv[1:])
+    checkpoint, lopsided, sinks, result = map(Path, sys.argv[1:])
     from algo.learner.trainer import join_group
 
     join_group()
     found = {case: by_the_learner(checkpoint, result.parent, **fields) for case, fields in CASES.items()}
     found["lopsided"] = by_the_learner(lopsided, result.parent)
+    found |= {f"sinks, {case}": by_the_learner(sinks, result.parent, **CASES[case]) for case in OF_SINKS}
     if dist.get_rank() == 0:
         torch.save(found, result)
     from algo.learner.learner import leave

@@ -1,6 +1,6 @@
 """Real learner, real engine, a mixture of experts: weights that change, a wrong expert, and the exported checkpoint.
 
-Run by test_moe_sync.py: `python -m tests.support.moe_sync TRANSFER RANKS`. Prints one JSON object.
+Run by test_moe_sync.py: `python -m tests.support.moe_sync TRANSFER RANKS CHECKPOINT`. Prints one JSON object.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from engine.run.workspace import workspace
 from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 
-CHECKPOINT = "recipes/tiny/agent_moe"
 CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
-WRONG = "model.layers.1.mlp.experts.{expert}.down_proj.weight"
+APART = "model.layers.1.mlp.experts.{expert}.down_proj.weight"
+TOGETHER = "model.layers.1.mlp.experts.down_proj"  # of all experts, as gpt-oss has it
 
 
-async def main(transfer, ranks):
+async def main(transfer, ranks, checkpoint):
     from algo.learner.config import LearnerConfig
     from tests.support.algo_fakes import batch
 
     result = {}
     learner_config = LearnerConfig(threads=1, weight_transfer=transfer, lr=3e-3, warmup_steps=0)
-    tolerance = tolerance_of(CHECKPOINT, "float32")
+    tolerance = tolerance_of(checkpoint, "float32")
 
     def make(index, core, on_step):
-        config = ReplicaConfig(checkpoint=CHECKPOINT, max_model_len=256, kv_blocks=64, weight_transfer=transfer)
+        config = ReplicaConfig(checkpoint=checkpoint, max_model_len=256, kv_blocks=64, weight_transfer=transfer)
         return Replica(config, index, core, on_step)
 
     with workspace() as work:
@@ -45,7 +45,7 @@ async def main(transfer, ranks):
         async with learner, fleet:
             ready, canary = await learner.configure(
                 Configure(
-                    checkpoint=CHECKPOINT, learner=asdict(learner_config), canary=CANARY, weights_dir=str(work), seed=3
+                    checkpoint=checkpoint, learner=asdict(learner_config), canary=CANARY, weights_dir=str(work), seed=3
                 )
             )
             weights = PublishedWeights(ready.weights, 0, canary, ready.canary_further)
@@ -87,8 +87,10 @@ async def wrong_experts(replica, weights, sequences, tolerance):
     noticed = []
     for expert in (0, 5):
         tensors = load_file(weights.path)
-        name = WRONG.format(expert=expert)
-        tensors[name] = tensors[name] * 0
+        if TOGETHER in tensors:
+            tensors[TOGETHER][expert] = 0
+        else:
+            tensors[APART.format(expert=expert)].zero_()
         path = Path(weights.path).with_name(f"wrong-{expert}.safetensors")
         save_file(tensors, path, metadata={"format": "pt"})
         await replica.update_weights(str(path), 10 + expert)
@@ -104,4 +106,4 @@ async def wrong_experts(replica, weights, sequences, tolerance):
 
 if __name__ == "__main__":
     prepare_environment()
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

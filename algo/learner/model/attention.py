@@ -144,9 +144,10 @@ def packed_attention(
     window = sliding_window if sliding_window and sliding_window < max_length_k else None
     on_cpu = query_1HLD.device.type == "cpu"
     if value_1HLD.shape[-1] != query_1HLD.shape[-1] and not (on_cpu and s_aux is None):
+        where = "with sinks" if on_cpu else "on a GPU"
         raise ValueError(
             f"{type(module).__name__} has values of another width than queries ({value_1HLD.shape[-1]} and "
-            f"{query_1HLD.shape[-1]}), which attention {PACKED!r} does not take {'with sinks' if on_cpu else 'on a GPU'}. "
+            f"{query_1HLD.shape[-1]}), which attention {PACKED!r} does not take {where}. "
             "Fix: LearnerConfig(attention='sdpa')"
         )
     if not on_cpu:

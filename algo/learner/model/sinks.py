@@ -1,4 +1,4 @@
-"""Attention sinks: each head has a learnt logit that takes part in the softmax over the keys and has no value (gpt-oss).
+"""Attention sinks: a learnt logit of each head takes part in the softmax over the keys and has no value (gpt-oss).
 
 PyTorch's fast kernels of attention have no sinks, but they return the logarithm of each softmax's sum (lse), and their
 backward pass takes it. With lse' = logaddexp(lse, sink) a query's output is that of the kernel times exp(lse - lse').
@@ -133,7 +133,8 @@ class _WithSinks(torch.autograd.Function):
         alone, lse_of_keys = kernel.forward(query, key, value)
         assert lse_of_keys.shape == query.shape[:-1], f"lse is {tuple(lse_of_keys.shape)}, and not [1, H, L]"
         lse = torch.logaddexp(lse_of_keys.float(), sinks_H.float()[:, None])
-        output = (alone * (lse_of_keys - lse).exp()[..., None]).to(query.dtype)
+        # Into a tensor of its dtype, so that none of float32 is made on the way.
+        output = torch.mul(alone, (lse_of_keys - lse).exp()[..., None], out=torch.empty_like(alone))
         ctx.save_for_backward(query, key, value, sinks_H, output, lse)
         ctx.kernel = kernel
         return output

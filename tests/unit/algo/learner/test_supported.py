@@ -39,6 +39,10 @@ LINEAR = dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
 LINEAR |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "shared_expert_intermediate_size"), 8)
 WINDOW = {"sliding_window": 8}
 WINDOWED = {"Mistral": WINDOW, "Gemma3Text": {**WINDOW, "head_dim": 8}, "Phi3": WINDOW}
+WITH_SINKS = {
+    "GptOss": {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8},
+    "GraniteSWA": WINDOW,
+}
 
 REFUSED = {
     "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, r"'qwen3_next' gives a trajectory in a row .* nats"),
@@ -81,6 +85,11 @@ def rows(lengths):
 @pytest.mark.parametrize("family", WINDOWED)
 def test_a_row_of_a_model_with_windows_is_scored_as_each_trajectory_alone(group, tmp_path, family, attention):
     check_scores(write(tmp_path, family, **WINDOWED[family]), tmp_path, attention)
+
+
+@pytest.mark.parametrize("family", WITH_SINKS)
+def test_a_row_of_a_model_with_sinks_is_scored_as_each_trajectory_alone(group, tmp_path, family):
+    check_scores(write(tmp_path, family, **WITH_SINKS[family]), tmp_path, "packed")
 
 
 def test_a_model_without_bounds_of_trajectories_is_scored_exactly_with_sdpa(group, tmp_path):
