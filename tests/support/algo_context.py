@@ -45,8 +45,9 @@ SPEED = ("train_s", "tokens_per_s", "peak_bytes")
 
 
 def write_checkpoints(folder):
-    """A model with 4 heads of queries and 2 of keys; and two with 12 and 3, half of whose layers look back 8 tokens, one
-    of them with attention sinks.
+    """A model with 4 heads of queries and 2 of keys; and two with 12 and 3, half of whose layers look back 8 tokens.
+
+    One of these has attention sinks.
     """
     write_checkpoint(folder / "tiny")
     torch.manual_seed(1)

@@ -55,6 +55,8 @@ CELLS += [
     _cell("Qwen3-30B-A3B", 8),
     _cell("Qwen3-30B-A3B", 8, tokens=12288),
     _cell("Qwen3-30B-A3B", 8, **ADAPTERS),
+    _cell("gpt-oss-20b", 8, tokens=12288),
+    _cell("gpt-oss-20b", 8, tokens=12288, **ADAPTERS),
 ]
 
 

@@ -40,12 +40,12 @@ def write_mixture(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def write_gpt_oss(path: Path, vocabulary: int = VOCABULARY) -> Path:
+def write_gpt_oss(path: Path, seed: int = 0) -> Path:
     """gpt-oss, whose second layer alone sees all tokens, with sinks, biases and norms that are random too."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = AutoConfig.for_model(
         "gpt_oss",
-        vocab_size=vocabulary,
+        vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=32,
         num_hidden_layers=LAYERS,

@@ -89,7 +89,8 @@ def backward_of_layer(plan: Plan) -> tuple[int, int]:
 
     A dense MLP has two wide gradients, and that of one matrix. Experts are highest at one of three moments: when rows
     are brought back into the order of tokens there are three copies of them; then the gradients of the wide tensors
-    come with that of the last matrix; then those of all matrices are there.
+    come with that of the last matrix; then those of all matrices are there. Beside adapters experts with biases have
+    two wide gradients more.
     """
     model, tokens, full = plan.model, plan.rank_tokens, not plan.learner.lora_rank
     if (mixture := model.mixture) is None:
@@ -98,7 +99,7 @@ def backward_of_layer(plan: Plan) -> tuple[int, int]:
     moments = (
         (6 * model.hidden * tokens + rows * 3 * mixture.score_bytes * model.hidden, 0),
         (
-            6 * model.hidden * tokens + rows * (2 * wide - hidden if full else 3 * wide - hidden),
+            6 * model.hidden * tokens + rows * ((2 if full else 5 if mixture.biased else 3) * wide - hidden),
             mixture.matrices * 2 // 3,
         ),
         (6 * model.hidden * tokens - rows * 2 * wide, 2 * mixture.matrices),

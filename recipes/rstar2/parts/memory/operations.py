@@ -109,7 +109,8 @@ def _again(plan: Plan, *, weights: int, wide: int, experts: int, gated: int) -> 
     """Returns the weights whose products are computed again, of all layers (`algo.learner.model.recompute`).
 
     A dense MLP's last product, a third of it, is needed by its adapter only. That of experts is needed by the gradient
-    of the router, and that of shared experts by their gate, if they have one. No product of experts with biases is kept.
+    of the router, and that of shared experts by their gate, if they have one. No product of experts with biases is
+    kept.
 
     weights: of all products. wide: those of dense MLPs and of shared experts. experts: those of a token's experts.
     gated: those of the last products of shared experts with a gate.

@@ -1,5 +1,7 @@
 """Models that cannot be trained, or would be trained wrong, are refused when they are loaded; others are taken."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from algo.learner.config import LearnerConfig
 from algo.learner.model import supported
 from algo.learner.model.attention import bounds, packed_attention, register
 from algo.learner.model.context import check_heads
@@ -110,6 +113,20 @@ def check_scores(source, folder, attention):
         alone_T = logprobs_TV[:-1].gather(-1, ids_T[1:, None]).squeeze(-1)[1:]
         np.testing.assert_allclose(found_N[start + 2 : end], alone_T.numpy(), rtol=0, atol=5e-6)
     assert np.isfinite(subject.train(batch)["loss"])
+
+
+@pytest.mark.parametrize(
+    "method", [{"quant_method": "mxfp4"}, {"quant_method": "fp8"}], ids=lambda each: each["quant_method"]
+)
+def test_quantised_weights_are_refused_before_and_when_they_are_read(group, tmp_path, method):
+    source = write(tmp_path, "GptOss", **WITH_SINKS["GptOss"])
+    fields = json.loads((source / "config.json").read_text()) | {"quantization_config": method}
+    (source / "config.json").write_text(json.dumps(fields))
+    words = rf"quantised \('{method['quant_method']}' in config\.json\).*Fix: write them in bfloat16 once"
+    with pytest.raises(ValueError, match=words):
+        LearnerConfig().check_model(fields)
+    with pytest.raises(ValueError, match=words):
+        build(source, tmp_path)
 
 
 FIXED_ROPES = {
