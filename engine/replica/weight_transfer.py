@@ -22,10 +22,10 @@ import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+import vllm
 from torch import Tensor, nn
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import (
@@ -85,7 +85,7 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
         self._sinks: dict[str, Tensor] | None = {} if type(self.model).__name__ == "GptOssForCausalLM" else None
         if self._sinks is not None and not hasattr(self.model.model, "_try_load_streamed_expert"):
             raise RuntimeError(
-                f"vLLM {version('vllm')} takes no new weights of gpt-oss's experts. Fix: install vLLM 0.32 or later"
+                f"vLLM {vllm.__version__} takes no new weights of gpt-oss's experts. Fix: install vLLM 0.32 or later"
             )
         if fits(self.model, self.device, processes=self.parallel_config.world_size):
             self._direct = Direct(self.model, self.model_config.dtype)
