@@ -22,6 +22,7 @@ TRUNCATED = 0.25  # share of the trajectories that are cut off by their budget o
 LATE = 0.05  # share of the trajectories that run out of time
 QUEUED = 0.25  # share of a call's time in the queue from which more slots are advised
 FLAT = 0.5  # share of the groups that have no signal; if most of them are solved, that is no alarm
+ROUTED = 0.05  # share of the positions that the learner sends to other experts than the sampler
 USED = 0.5  # share of the time in which a GPU computes, below which its clock says nothing
 THROTTLED = 0.7  # below this share of its clock a busy GPU is held back
 LEAST_BYTES = 1e9  # of a GPU that others hold; a desktop takes less
@@ -59,6 +60,7 @@ def alarms(steps: StepWindow) -> Iterator[Finding]:
     yield from _full_cache(steps)
     yield from _lost_trajectories(steps)
     yield from _flat_groups(steps)
+    yield from _other_routes(steps)
 
 
 def _dead_replicas(steps: StepWindow) -> Iterator[Finding]:
@@ -129,6 +131,13 @@ def _flat_groups(steps: StepWindow) -> Iterator[Finding]:
             f"{percent(flat)} of the groups have no signal, since all of their trajectories get the same reward. {fix}"
         )
         yield _alarm(steps, text, {metric.GROUPS_FLAT: flat, metric.GROUPS_SOLVED: solved}, "refills")
+
+
+def _other_routes(steps: StepWindow) -> Iterator[Finding]:
+    differs = steps.mean(metric.LEARNER_ROUTING_DIFFERS)
+    if differs > ROUTED and not steps.value("replay_routing", False):
+        text = f"the learner sends {percent(differs)} of the positions to other experts than the sampler did"
+        yield _alarm(steps, text, {metric.LEARNER_ROUTING_DIFFERS: differs}, "replay_routing")
 
 
 def _throttled_gpus(steps: StepWindow) -> Iterator[Finding]:

@@ -553,12 +553,18 @@ def _do_nothing() -> None: ...
 
 def _check_heads(model: Any) -> None:
     """Raises ValueError for a model whose attention vLLM cannot compute on the CPU, which it says only in a step."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    if model.use_mla:
+        from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend as Backend
 
-    size, supported = model.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+        name = "kv_lora_rank + qk_rope_head_dim"
+    else:
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend as Backend
+
+        name = "head_dim"
+    size, supported = model.get_head_size(), Backend.get_supported_head_sizes()
     if size not in supported:
         raise ValueError(
-            f"head_dim of the model must be one of {', '.join(map(str, supported))} for vLLM on the CPU, got {size}"
+            f"{name} of the model must be one of {', '.join(map(str, supported))} for vLLM on the CPU, got {size}"
         )
 
 

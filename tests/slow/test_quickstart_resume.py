@@ -98,7 +98,8 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
 def test_a_killed_run_of_a_mixture_of_experts_ends_as_if_nothing_had_happened(
     started: list[Run], tmp_path: Path
 ) -> None:
-    fields = [*FIELDS, "model=recipes/tiny/agent_moe"]
+    """Also the routes of its rollouts are as if nothing had happened."""
+    fields = [*FIELDS, "model=recipes/tiny/agent_moe", "learner.replay_routing=true"]
     undisturbed = Run(command(tmp_path / "undisturbed", *fields))
     started.append(undisturbed)
     assert undisturbed.end() == 0, undisturbed.text()
@@ -111,7 +112,7 @@ def test_a_killed_run_of_a_mixture_of_experts_ends_as_if_nothing_had_happened(
     started.append(last)
     assert last.end() == 0, last.text()
     rows = numbers(tmp_path / "killed" / "quickstart")
-    assert all("learner/canary_unreached" in row for row in rows[1:])
+    assert all({"learner/canary_unreached", "learner/routing_differs"} <= row.keys() for row in rows[1:])
     assert rows == numbers(tmp_path / "undisturbed" / "quickstart")
 
 

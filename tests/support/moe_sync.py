@@ -1,11 +1,12 @@
 """Real learner, real engine, a mixture of experts: weights that change, a wrong expert, and the exported checkpoint.
 
-Run by test_moe_sync.py: `python -m tests.support.moe_sync TRANSFER RANKS CHECKPOINT`. Prints one JSON object.
+Run by test_moe_sync.py: `python -m tests.support.moe_sync CHECKPOINT TRANSFER RANKS`. Prints one JSON object.
 """
 
 import asyncio
 import itertools
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -23,11 +24,11 @@ from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 
 CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
-APART = "model.layers.1.mlp.experts.{expert}.down_proj.weight"
+APART = r"model\.layers\.1\..*\.experts\.{expert}\.(down_proj|w2)\.weight"
 TOGETHER = "model.layers.1.mlp.experts.down_proj"  # of all experts, as gpt-oss has it
 
 
-async def main(transfer, ranks, checkpoint):
+async def main(checkpoint, transfer, ranks):
     from algo.learner.config import LearnerConfig
     from tests.support.algo_fakes import batch
 
@@ -85,12 +86,13 @@ async def wrong_experts(replica, weights, sequences, tolerance):
     from safetensors.torch import load_file, save_file
 
     noticed = []
-    for expert in (0, 5):
+    for expert in (0, 3):
         tensors = load_file(weights.path)
         if TOGETHER in tensors:
             tensors[TOGETHER][expert] = 0
         else:
-            tensors[APART.format(expert=expert)].zero_()
+            [name] = [name for name in tensors if re.fullmatch(APART.format(expert=expert), name)]
+            tensors[name] = tensors[name] * 0
         path = Path(weights.path).with_name(f"wrong-{expert}.safetensors")
         save_file(tensors, path, metadata={"format": "pt"})
         await replica.update_weights(str(path), 10 + expert)
@@ -106,4 +108,4 @@ async def wrong_experts(replica, weights, sequences, tolerance):
 
 if __name__ == "__main__":
     prepare_environment()
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

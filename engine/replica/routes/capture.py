@@ -38,15 +38,16 @@ def report_routes(runner: Any, *, on_cpu: bool) -> tuple[list[int], int]:
     mixtures = [module for module in runner.model.modules() if isinstance(module, MoERunner)]
     if not mixtures:
         raise ValueError("returns_routes must be False for a model that is no mixture of experts, got True")
-    experts = max(module.router.global_num_experts for module in mixtures if isinstance(module.router, BaseRouter))
-    if not on_cpu:
-        return [module.layer_id for module in mixtures], experts
     for module in mixtures:
-        if not isinstance(module.router, BaseRouter) or module._quant_method.is_monolithic:
+        silent = module._quant_method if on_cpu and module._quant_method.is_monolithic else module.router
+        if silent is not module.router or not isinstance(module.router, BaseRouter):
             raise ValueError(
                 "returns_routes (learner.replay_routing) must be False here, got True: "
-                f"{type(module._quant_method).__name__} does not tell which experts it chooses"
+                f"{type(silent).__name__} does not tell which experts it chooses"
             )
+    experts = max(module.router.global_num_experts for module in mixtures)
+    if not on_cpu:
+        return [module.layer_id for module in mixtures], experts
     settings = runner.kv_cache_config
     number = _lasting(settings.kv_cache_groups)
     group = settings.kv_cache_groups[number]

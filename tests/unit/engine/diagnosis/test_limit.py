@@ -252,10 +252,11 @@ def test_advice_whose_option_the_recipe_does_not_have_is_not_given(case):
         ({"gpu/use/2": 0.9, "gpu/clock/2": 0.6}, {"gpu/clock/2"}, ""),
         ({"replicas/token_ms/0": 9.0, "replicas/token_ms/1": 20.0}, {"replicas/token_ms/1"}, ""),
         ({"gpu/others_bytes/1": 5e9}, {"gpu/others_bytes/1"}, "devices"),
+        ({"learner/routing_differs": 0.3}, {"learner/routing_differs"}, "learner.replay_routing"),
     ],
 )
 def test_an_alarm_has_its_figures_and_a_run_with_one_is_not_healthy(figures, names, option):
-    found = diagnose([HEALTHY | figures], CONFIG | {"refills": 0, "deadline_s": 120.0})
+    found = diagnose([HEALTHY | figures], CONFIG | {"refills": 0, "deadline_s": 120.0, "learner.replay_routing": False})
     [alarm] = found.alarms
     assert set(alarm.figures) == names
     assert alarm.option == option
@@ -277,10 +278,16 @@ def test_an_alarm_has_its_figures_and_a_run_with_one_is_not_healthy(figures, nam
         {"gpu/others_bytes/1": 2e8},
         {"replicas/token_ms/0": 10.0, "replicas/token_ms/1": 13.0},
         {"replicas/token_ms/0": 10.0},
+        {"learner/routing_differs": 0.03},
     ],
 )
 def test_what_is_usual_is_no_alarm(figures):
     assert diagnose([HEALTHY | figures], CONFIG).alarms == ()
+
+
+def test_routes_that_differ_are_no_alarm_where_they_are_replayed():
+    row = HEALTHY | {"learner/routing_differs": 0.3}
+    assert diagnose([row], CONFIG | {"learner.replay_routing": True}).alarms == ()
 
 
 def test_a_solved_run_is_a_success_with_advice():
