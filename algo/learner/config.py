@@ -37,6 +37,19 @@ def divisors(number: int) -> str:
     return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
 
 
+def check_quantized(fields: Mapping[str, Any]) -> None:
+    """Raises ValueError for a checkpoint with quantised weights, which neither learner nor weight updates can take.
+
+    fields: what its config.json holds.
+    """
+    if quantization := fields.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise ValueError(
+            f"the checkpoint's weights are quantised ({method!r} in config.json), and only whole ones can be trained. "
+            "Fix: write them in bfloat16 once, as algo/README.md (What cannot be trained) shows"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
     """How a batch becomes an update."""
@@ -244,6 +257,7 @@ class LearnerConfig:
         fields: what that file holds. The learner judges by the model itself when it loads it; this is asked before
         anything starts, and lets pass what the file leaves open.
         """
+        check_quantized(fields)
         fields = fields.get("text_config") or fields
         kind = repr(fields.get("model_type"))
         heads = fields.get("num_attention_heads")

@@ -134,7 +134,8 @@ class TrainingConfig:
         experts that they fill up with zeros, which new weights do not fit.
         """
         config = self.replicas_config
-        name = "intermediate_size" if fields.get("model_type") == "mixtral" else "moe_intermediate_size"
+        of_experts = fields.get("model_type") in ("mixtral", "gpt_oss")
+        name = "intermediate_size" if of_experts else "moe_intermediate_size"
         width, least = fields.get(name), EXPERT_COLUMNS * config.tensor_parallel
         if config.devices or not isinstance(width, int):
             return

@@ -122,7 +122,7 @@ class BundlingScheduler(Scheduler):
     def _read_routes(self, request: Any) -> None:
         """Reads the routes of what a request has computed, as long as it has its blocks."""
         if self._routes is not None and request.request_id in self._routes:
-            blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)[self._routes.group]
             computed = min(request.num_computed_tokens, request.num_tokens - 1)
             self._routes.read(request.request_id, blocks, computed)
 

@@ -8,6 +8,8 @@ safetensors file on a memory file system, and each replica maps it and loads it 
 Invariants
 - An update is complete when `finish_weight_update` returns: afterwards the model reads nothing of what was published.
 - Weights that were overwritten while they were read are not served: the update fails.
+- gpt-oss: vLLM 0.32 would leave experts and sinks as they were, since its model copies them past its own reload. So
+  each expert is loaded alone, and sinks are copied afterwards.
 - Tied embeddings: the packed copy of lm_head that the CPU kernels keep is renewed (vLLM leaves it stale). So are the
   packed experts of a mixture.
 """
@@ -18,12 +20,14 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import vllm
 from torch import Tensor, nn
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -41,6 +45,13 @@ from engine.replica.cpu_weight_loader import Direct, fits
 from engine.replica.routes.capture import report_routes
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
+# gpt-oss has one tensor for all experts of a layer. These are vLLM's names for the part of one expert.
+STACKED = {
+    "gate_up_proj": "w13_weight",
+    "gate_up_proj_bias": "w13_bias",
+    "down_proj": "w2_weight",
+    "down_proj_bias": "w2_bias",
+}
 _heap = Heap()  # the heap of this engine process
 
 
@@ -71,6 +82,11 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
 
     def start_weight_update(self) -> None:
         self._direct = None
+        self._sinks: dict[str, Tensor] | None = {} if type(self.model).__name__ == "GptOssForCausalLM" else None
+        if self._sinks is not None and not hasattr(self.model.model, "_try_load_streamed_expert"):
+            raise RuntimeError(
+                f"vLLM {vllm.__version__} takes no new weights of gpt-oss's experts. Fix: install vLLM 0.32 or later"
+            )
         if fits(self.model, self.device, processes=self.parallel_config.world_size):
             self._direct = Direct(self.model, self.model_config.dtype)
         else:
@@ -79,14 +95,18 @@ class HostWeightTransfer(WeightTransferEngine[NoRendezvous, Published]):
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         if self._direct:
             self._direct.load(weights)
-        else:
+        elif self._sinks is None:
             self.model.load_weights(weights)
+        else:
+            self.model.load_weights(each_expert(weights, self._sinks))
 
     def finish_weight_update(self) -> None:
         if self._direct:
             self._direct.finish()
         else:
             finalize_layerwise_reload(self.model, self.model_config)
+            if self._sinks is not None:
+                copy_sinks(self.model, self._sinks)
             repack_heads(self.model)
             if self.device.type == "cpu":
                 repack_experts(self.model)
@@ -133,6 +153,33 @@ def mapped(path: Path) -> dict[str, Tensor]:
         for name, entry in header.items()
         if name != "__metadata__"
     }
+
+
+def each_expert(weights: Iterable[tuple[str, Tensor]], sinks: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yields gpt-oss's weights under the names by which vLLM loads the experts of a layer one by one.
+
+    sinks: those that come are put into it instead, copied and by vLLM's names.
+    """
+    for name, weight in weights:
+        place, _, kind = name.rpartition(".")
+        if kind == "sinks":
+            sinks[name.replace(".self_attn.", ".attn.")] = weight.clone()
+        elif place.endswith(".mlp.experts"):
+            for number, expert in enumerate(weight):
+                yield f"{place}.{number}.{STACKED[kind]}", expert
+        else:
+            yield name, weight
+
+
+def copy_sinks(model: nn.Module, sinks: Mapping[str, Tensor]) -> None:
+    """Copies sinks into the model, of which a process of several has some heads alone. Raises RuntimeError for others
+    than it has."""
+    own = {name: weight for name, weight in model.named_parameters() if name.endswith(".sinks")}
+    if own.keys() != sinks.keys():
+        raise RuntimeError(f"the model has {len(own)} layers with sinks, and {len(sinks)} came")
+    for name, weight in own.items():
+        heads = weight.shape[0]
+        weight.data.copy_(sinks[name].narrow(0, get_tensor_model_parallel_rank() * heads, heads))
 
 
 def repack_heads(model: nn.Module) -> None:

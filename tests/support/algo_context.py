@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GraniteSWAConfig, GraniteSWAForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algo.learner.config import LearnerConfig
 from algo.learner.learner import leave
@@ -36,6 +36,7 @@ CASES = {
     "one trajectory": ("tiny", "long", {"minibatches": 1}),
     "common beginning": ("tiny", "prefixed", {"micro_batch_tokens": 150}),
     "windows": ("windows", "prefixed", {"micro_batch_tokens": 150}),
+    "sinks": ("sinks", "prefixed", {"micro_batch_tokens": 150}),
     "everything again": ("tiny", "plain", {"activation_checkpointing": "full", "activation_offload": True}),
     "some products again": ("windows", "plain", {"activation_checkpointing": "attention"}),
     "products kept": ("tiny", "prefixed", {"activation_checkpointing": "selective"}),
@@ -62,6 +63,7 @@ CASES = {
         "routed",
         {**BALANCED, "replay_routing": True, "activation_checkpointing": "selective"},
     ),
+    "mixture, sinks, replay": ("GptOss", "prefixed, routed", {**BALANCED, "replay_routing": True}),
     "mixture, adapters": (
         "Qwen3Moe",
         "plain",
@@ -70,35 +72,40 @@ CASES = {
     "mixture, frozen router": ("Qwen3Moe", "prefixed", {**BALANCED, "train_router": False, "reference_kl_coef": 1.0}),
 }
 # On more than two ranks, which take long on two cores, these alone.
-FEW = ("packed", "windows", "mixture, replay", "mixture, shared expert")
+FEW = ("packed", "windows", "sinks", "mixture, replay", "mixture, shared expert")
 SPEED = ("train_s", "tokens_per_s", "peak_bytes")
 
 
 def write_checkpoints(folder):
-    """A model with 4 heads of queries and 2 of keys; one with 12 and 3, half of whose layers look back 8 tokens; and
-    mixtures of experts.
+    """A model with 4 heads of queries and 2 of keys; two with 12 and 3, half of whose layers look back 8 tokens, one of
+    them with attention sinks; and mixtures of experts.
     """
     write_checkpoint(folder / "tiny")
-    for family in ("Qwen3Moe", "Qwen2Moe", "Glm4Moe", "DeepseekV3"):
+    for family in ("Qwen3Moe", "Qwen2Moe", "Glm4Moe", "DeepseekV3", "GptOss"):
         algo_mixtures.write(folder, family)
     algo_mixtures.write(folder / "narrow", "Qwen3Moe", num_experts=2, num_experts_per_tok=1, norm_topk_prob=False)
     torch.manual_seed(1)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=12,
-        num_key_value_heads=3,
-        head_dim=8,
-        intermediate_size=64,
-        tie_word_embeddings=False,
-        max_position_embeddings=256,
-        use_sliding_window=True,
-        sliding_window=8,
-        layer_types=["full_attention", "sliding_attention"],
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder / "windows")
-    (folder / "windows" / "tokenizer_config.json").write_text(json.dumps({}))
+    fields = {
+        "vocab_size": 512,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 3,
+        "intermediate_size": 64,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 256,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    windows = Qwen3ForCausalLM(Qwen3Config(**fields, head_dim=8, use_sliding_window=True))
+    with_sinks = GraniteSWAForCausalLM(GraniteSWAConfig(**fields))
+    for layer in with_sinks.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks, mean=1.0)
+    for name, model in (("windows", windows), ("sinks", with_sinks)):
+        model.save_pretrained(folder / name)
+        (folder / name / "tokenizer_config.json").write_text(json.dumps({}))
 
 
 def batch_of(kind, step, config):

@@ -1,7 +1,7 @@
 """Tiny random mixtures of experts, five steps of the learner on them, and the same steps by transformers alone.
 
-It is a program too, which trains on several ranks: `algo_mixtures.py CHECKPOINT LOPSIDED RESULT`, where the routers of
-the second checkpoint send every token to one expert.
+It is a program too, which trains on several ranks: `algo_mixtures.py CHECKPOINT LOPSIDED SINKS RESULT`, where the
+routers of the second checkpoint send every token to one expert, and the third is gpt-oss.
 """
 
 import sys
@@ -38,6 +38,7 @@ FAMILIES = {
     "Qwen2Moe": {**EXPERTS, "num_experts": 60, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 24},
     "Glm4Moe": {**EXPERTS, **SHARED, "n_routed_experts": 8, "head_dim": 8, "use_qk_norm": True},
     "DeepseekV3": {**EXPERTS, **SHARED, **LATENT, "n_routed_experts": 8, "num_key_value_heads": 4},
+    "GptOss": {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 8},
 }
 HELD_OUT = {  # of other sizes than the support was written with
     "Qwen3Moe": {"num_experts": 5, "num_experts_per_tok": 3, "hidden_size": 48, "norm_topk_prob": True},
@@ -51,6 +52,7 @@ HELD_OUT = {  # of other sizes than the support was written with
         "first_k_dense_replace": 2,
     },
     "DeepseekV3": {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4},
+    "GptOss": {"num_local_experts": 5, "num_experts_per_tok": 3, "hidden_size": 48, "num_hidden_layers": 4},
 }
 STEPS = 5
 LOSS = PpoClip(clip_low=1.0, clip_high=1e9, dual_clip=None)  # ratio times advantage, which has no steps
@@ -78,6 +80,7 @@ CASES = {
         "activation_checkpointing": "selective",
     },
 }
+OF_SINKS = ("small rows", "products kept", "balanced")  # what several ranks do with gpt-oss
 
 
 def write(folder, family="Qwen3Moe", bias=None, **fields):
@@ -202,12 +205,13 @@ def assert_equal(found, expected, gradients=5e-6):
 
 
 if __name__ == "__main__":
-    checkpoint, lopsided, result = map(Path, sys.argv[1:])
+    checkpoint, lopsided, sinks, result = map(Path, sys.argv[1:])
     from algo.learner.trainer import join_group
 
     join_group()
     found = {case: by_the_learner(checkpoint, result.parent, **fields) for case, fields in CASES.items()}
     found["lopsided"] = by_the_learner(lopsided, result.parent)
+    found |= {f"sinks, {case}": by_the_learner(sinks, result.parent, **CASES[case]) for case in OF_SINKS}
     if dist.get_rank() == 0:
         torch.save(found, result)
     from algo.learner.learner import leave

@@ -57,6 +57,8 @@ CELLS += [
     _cell("Qwen3-30B-A3B", 8, **ADAPTERS),
     _cell("Qwen3-30B-A3B", 8, tokens=32768, sampled=1.0, context_parallel=2),
     _cell("Qwen3-30B-A3B", 8, "attention", tokens=32768, sampled=1.0, context_parallel=8),
+    _cell("gpt-oss-20b", 8, tokens=12288),
+    _cell("gpt-oss-20b", 8, tokens=12288, **ADAPTERS),
 ]
 
 

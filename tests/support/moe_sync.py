@@ -24,7 +24,8 @@ from engine.telemetry.timeline import Timeline
 from engine.types import PublishedWeights
 
 CANARY = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
-WRONG = r"model\.layers\.1\..*\.experts\.{expert}\.(down_proj|w2)\.weight"
+APART = r"model\.layers\.1\..*\.experts\.{expert}\.(down_proj|w2)\.weight"
+TOGETHER = "model.layers.1.mlp.experts.down_proj"  # of all experts, as gpt-oss has it
 
 
 async def main(checkpoint, transfer, ranks):
@@ -87,8 +88,11 @@ async def wrong_experts(replica, weights, sequences, tolerance):
     noticed = []
     for expert in (0, 3):
         tensors = load_file(weights.path)
-        [name] = [name for name in tensors if re.fullmatch(WRONG.format(expert=expert), name)]
-        tensors[name] = tensors[name] * 0
+        if TOGETHER in tensors:
+            tensors[TOGETHER][expert] = 0
+        else:
+            [name] = [name for name in tensors if re.fullmatch(APART.format(expert=expert), name)]
+            tensors[name] = tensors[name] * 0
         path = Path(weights.path).with_name(f"wrong-{expert}.safetensors")
         save_file(tensors, path, metadata={"format": "pt"})
         await replica.update_weights(str(path), 10 + expert)

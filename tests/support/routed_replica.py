@@ -1,4 +1,4 @@
-"""Compares the routes of a real engine on the CPU with transformers' routers: `python -m tests.support.routed_replica`.
+"""Compares the routes of a real engine on the CPU with transformers' routers: `routed_replica FAMILY`.
 
 A shared prompt that is computed once, turns that end in bundles, a second turn, a preemption by new weights in the
 middle of a turn.
@@ -37,11 +37,12 @@ async def turn(replica, buffer, name, tokens, **options):
     return deltas
 
 
-async def main():
-    from tests.support.mixture import differing, own_routes, write_mixture
+async def main(family):
+    from tests.support.mixture import differing, own_routes, write_gpt_oss, write_mixture
 
+    write = {"qwen3_moe": write_mixture, "gpt_oss": write_gpt_oss}[family]
     with tempfile.TemporaryDirectory() as folder:
-        old, new = (write_mixture(Path(folder, f"weights-{seed}"), seed) for seed in (0, 1))
+        old, new = (write(Path(folder, f"weights-{seed}"), seed) for seed in (0, 1))
         config = ReplicaConfig(checkpoint=str(old), returns_routes=True, max_model_len=512, max_num_seqs=8)
         replica = Replica(config, 0, None, lambda *_: None)
         await replica.start()
@@ -79,4 +80,4 @@ async def main():
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1]))

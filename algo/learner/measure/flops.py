@@ -45,7 +45,7 @@ def cost_of(model: PreTrainedModel) -> Cost:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     mixture = mixture_of(model)
     routers = sum(_of_matrices(layer.router.parameters()) for layer in mixture)
-    experts = sum(_of_matrices(layer.experts.parameters()) * layer.per_token / layer.count for layer in mixture)
+    experts = sum(_of_stacked(layer.experts.parameters()) * layer.per_token / layer.count for layer in mixture)
     return Cost(
         token=float(_of_linear_layers(model) - head + routers + experts),
         target=float(head),
@@ -58,6 +58,11 @@ def _of_linear_layers(module: nn.Module) -> int:
     return _of_matrices(layer.weight for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
+def _of_stacked(weights: Iterable[Tensor]) -> int:
+    """Returns the operations per token of the matrices of all experts, which lie in one weight; not of their biases."""
+    return _of_matrices(weight for weight in weights if weight.ndim > 2)
+
+
 def _of_matrices(weights: Iterable[Tensor]) -> int:
-    """Returns the operations per token of these matrices, or of all matrices that lie in one weight; not of biases."""
+    """Returns the operations per token of these matrices; not of biases."""
     return sum(weight.numel() * (6 if weight.requires_grad else 4) for weight in weights if weight.ndim > 1)

@@ -5,6 +5,7 @@ Invariants
   dense mask over the row, which transformers makes with "sdpa", gives the same and costs the row's square.)
 - If trajectories share their beginning, the row has it once, and each of them sees it before its own tokens.
 - A layer that looks back a limited number of tokens (sliding_window) does so, at a cost linear in the length.
+- A model's sinks (s_aux) take part in the softmax of each trajectory (`algo.learner.model.sinks`).
 - On a GPU it is PyTorch's kernel for ragged lengths (bf16 or fp16; with a window not yet run). On the CPU it is one
   call per trajectory, which was the fastest of all variants that we tried (60 to 250 tokens each, one thread; a pass
   over sorted padded rows takes 1, this 0.84 to 0.92, padding inside the attention only 0.88 to 0.97, a dense mask 1.2
@@ -19,7 +20,6 @@ head, S trajectories.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -31,10 +31,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from algo.learner.model.context import RowPart
+from algo.learner.model.sinks import GROUPED, CpuKernel, RaggedKernel, with_sinks
 
 PACKED = "packed"
-# PyTorch 2.11 takes fewer heads of keys than of queries by itself; later versions need this argument.
-GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 def register() -> None:
@@ -110,15 +109,17 @@ def packed_attention(
     row_part: RowPart | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Returns [1, L, H, D] and no weights, by transformers' interface. attention_mask: the window (`window_of_mask`).
 
     row_part: where ranks share the row, what this rank has of it: the states are those of its positions alone.
+    s_aux: the layer's sinks, one for each head of queries.
 
     Raises ValueError for a model that does not pass the bounds of the trajectories on (Nemotron), for one whose layers
-    and masks disagree on the window, for what would be left out, a cap of the scores (softcap) or sinks (s_aux), and on
-    a GPU for values of another width than queries (multi-head latent attention).
+    and masks disagree on the window, for a cap of the scores (softcap), which would be left out, and on a GPU or with
+    sinks for values of another width than queries (multi-head latent attention).
     `algo.learner.model.loading.load` asks once, with two tokens.
     """
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
@@ -126,7 +127,7 @@ def packed_attention(
             f"{type(module).__name__} gives attention {PACKED!r} no bounds (cu_seq_lens_q) of the trajectories in a "
             "row. Fix: LearnerConfig(attention='sdpa')"
         )
-    wanted = [name for name in ("softcap", "s_aux") if others.get(name) is not None]
+    wanted = ["softcap"] if others.get("softcap") is not None else []
     own_mask = attention_mask is not None and attention_mask.numel() > 1
     if own_mask or sliding_window != (None if attention_mask is None else int(attention_mask)):
         wanted.append("a mask of its own")
@@ -137,26 +138,33 @@ def packed_attention(
         )
     if row_part is not None:
         query_1HLD, key_1HLD, value_1HLD = row_part.by_heads(query_1HLD, key_1HLD, value_1HLD)
+        s_aux = None if s_aux is None else row_part.own_heads(s_aux)
     if key_index_K is not None:
         key_1HLD, value_1HLD = (states.index_select(2, key_index_K) for states in (key_1HLD, value_1HLD))
     window = sliding_window if sliding_window and sliding_window < max_length_k else None
-    if query_1HLD.device.type != "cpu":
-        if value_1HLD.shape[-1] != query_1HLD.shape[-1]:
-            raise ValueError(
-                f"{type(module).__name__} has values of another width than queries ({value_1HLD.shape[-1]} and "
-                f"{query_1HLD.shape[-1]}), which attention {PACKED!r} does not take on a GPU. Fix: "
-                "LearnerConfig(attention='sdpa')"
-            )
-        heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
+    on_cpu = query_1HLD.device.type == "cpu"
+    if value_1HLD.shape[-1] != query_1HLD.shape[-1] and not (on_cpu and s_aux is None):
+        where = "with sinks" if on_cpu else "on a GPU"
+        raise ValueError(
+            f"{type(module).__name__} has values of another width than queries ({value_1HLD.shape[-1]} and "
+            f"{query_1HLD.shape[-1]}), which attention {PACKED!r} does not take {where}. "
+            "Fix: LearnerConfig(attention='sdpa')"
+        )
+    if not on_cpu:
         ends, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
         span = (window - 1 if window else -1, 0)  # how many tokens before and after itself a token sees
-        output_1LHD = varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=span, **GROUPED)[None]
+        if s_aux is not None:
+            kernel = RaggedKernel(ends=ends, longest=longest, scale=scaling, span=span)
+            output_1LHD = with_sinks(query_1HLD, key_1HLD, value_1HLD, s_aux, kernel).transpose(1, 2)
+        else:
+            heads = (state[0].transpose(0, 1) for state in (query_1HLD, key_1HLD, value_1HLD))
+            output_1LHD = varlen_attn(*heads, *ends, *longest, scale=scaling, window_size=span, **GROUPED)[None]
         return output_1LHD if row_part is None else row_part.by_positions(output_1LHD), None
     key_lengths = cu_seq_lens_k.diff().tolist()
     queries = query_1HLD.split(cu_seq_lens_q.diff().tolist(), dim=2)
     keys, values = key_1HLD.split(key_lengths, dim=2), value_1HLD.split(key_lengths, dim=2)
     alone = [
-        _causal(query, key, value, window=window, scale=scaling)
+        _causal(query, key, value, s_aux, window=window, scale=scaling)
         for query, key, value in zip(queries, keys, values, strict=True)
         if query.shape[2]  # a trajectory that is all shared has no tokens of its own
     ]
@@ -164,7 +172,9 @@ def packed_attention(
     return output_1LHD if row_part is None else row_part.by_positions(output_1LHD), None
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, scale: float | None) -> Tensor:
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor | None, *, window: int | None, scale: float | None
+) -> Tensor:
     """Returns the attention of one trajectory, whose last query belongs to its last key.
 
     With a window, blocks of as many queries as the window is wide see the keys that any query of the block sees.
@@ -172,7 +182,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, sc
     queries, keys = query.shape[2], key.shape[2]
     if window is None or window >= keys:
         if queries == keys:
-            return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+            return _attend(query, key, value, sinks_H, scale=scale, mask=None)
         window = keys
     before = keys - queries
     blocks = []
@@ -181,10 +191,17 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, sc
         first, last = max(0, before + start - window + 1), before + end
         offset = before + start - first
         seen = torch.ones(end - start, last - first, dtype=torch.bool).tril(offset).triu(offset - window + 1)
-        seen_keys, seen_values = key[:, :, first:last], value[:, :, first:last]
-        blocks.append(
-            scaled_dot_product_attention(
-                query[:, :, start:end], seen_keys, seen_values, attn_mask=seen, scale=scale, enable_gqa=True
-            )
-        )
+        of_keys = key[:, :, first:last], value[:, :, first:last]
+        blocks.append(_attend(query[:, :, start:end], *of_keys, sinks_H, scale=scale, mask=seen))
     return torch.cat(blocks, dim=2)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor | None, *, scale: float | None, mask: Tensor | None
+) -> Tensor:
+    """Returns attention on the CPU. mask: which keys each query sees; None: those up to its own."""
+    if sinks_H is not None:
+        return with_sinks(query, key, value, sinks_H, CpuKernel(scale=scale, mask=mask))
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+    )

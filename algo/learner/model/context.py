@@ -104,6 +104,10 @@ class RowPart:
         query, key, value = (self._all_positions(states) for states in (query_1HPD, key_1HPD, value_1HPD))
         return query, key, value
 
+    def own_heads(self, values_H: Tensor) -> Tensor:
+        """Returns this rank's part of values of the heads of queries."""
+        return values_H.chunk(self.context.ranks)[self.context.rank]
+
     def _all_positions(self, states_1HPD: Tensor) -> Tensor:
         parts_CPhD = states_1HPD[0].unflatten(0, (self.context.ranks, -1)).transpose(1, 2)
         row_LhD = _Exchange.apply(parts_CPhD, self.context.group).flatten(0, 1)[: self.length]

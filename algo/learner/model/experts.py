@@ -34,6 +34,8 @@ class MixtureLayer:
     """Experts of the layer, without shared ones, which every token goes through."""
     per_token: int
     """Experts that a token is sent to."""
+    biased: bool
+    """Whether experts have biases, which transformers adds to the outputs of their products in place (gpt-oss)."""
     by_sigmoid: bool
     """Whether each expert's score is a sigmoid of its logit, and the choice corrected by a bias (DeepSeek-V3); else the
     scores are a softmax."""
@@ -108,6 +110,7 @@ def _layer(model: nn.Module, name: str, experts: nn.Module) -> MixtureLayer:
         experts=experts,
         count=len(next(experts.parameters())),
         per_token=int(router.top_k),
+        biased=any(weight.ndim == 2 for weight in experts.parameters()),
         by_sigmoid=any(hasattr(each, "e_score_correction_bias") for each in (block, router)),
     )
 

@@ -8,7 +8,8 @@ Each kind keeps the layer's input. What is computed again costs operations that 
 
 In a mixture of experts, "attention" and "selective" keep the router's logits too, so that each token goes to the same
 experts again. "selective" keeps the outputs of the grouped products of the experts, for each token as many rows as it
-has experts; "attention" computes these and the wide products of shared experts again.
+has experts; "attention" computes these and the wide products of shared experts again. Where experts have biases
+(gpt-oss), which are added to these outputs in place, "selective" computes the grouped products again too.
 
 Invariants
 - Gradients are those of a layer that keeps everything, up to rounding.
@@ -52,7 +53,9 @@ def checkpoint_layers(model: PreTrainedModel, config: LearnerConfig) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if config.activation_checkpointing != "full":
-        keeps = partial(_policy, _widths(model), config.activation_checkpointing == "selective", config.lora_rank)
+        wide = config.activation_checkpointing == "selective"
+        grouped = wide and not any(layer.biased for layer in mixture_of(model))
+        keeps = partial(_policy, _widths(model), wide, grouped, config.lora_rank)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keeps)
     model.gradient_checkpointing_enable(options)
     for layer in model.base_model.layers:
@@ -70,13 +73,21 @@ def _widths(model: PreTrainedModel) -> frozenset[int]:
 
 
 def _policy(
-    widths: frozenset[int], keeps_wide: bool, rank: int, _context: Any, operator: Any, *inputs: Any, **_: Any
+    widths: frozenset[int],
+    keeps_wide: bool,
+    keeps_grouped: bool,
+    rank: int,
+    _context: Any,
+    operator: Any,
+    *inputs: Any,
+    **_: Any,
 ) -> Any:
     """Returns whether an operator's output is kept. This is the interface of `create_selective_checkpoint_contexts`.
 
-    widths: those of the MLPs' activations. rank: that of adapters, or 0.
+    widths: those of the MLPs' activations. keeps_wide: whether their wide products are kept, keeps_grouped: whether
+    those of experts are. rank: that of adapters, or 0.
     """
-    keeps = operator in ATTENTION or (operator in GROUPED and keeps_wide)
+    keeps = operator in ATTENTION or (operator in GROUPED and keeps_grouped)
     keeps = keeps or (operator in PRODUCTS and _keeps(inputs[-1], widths, keeps_wide, rank))
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 

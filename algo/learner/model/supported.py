@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from algo.learner.config import check_quantized
 from algo.learner.model.attention import PACKED
 from algo.learner.model.experts import checked_routers, mixture_of
 from algo.learner.model.names import Filed, filed
@@ -70,6 +71,7 @@ def check_structure(model: PreTrainedModel) -> None:
             f"{kind!r} ({type(model.base_model).__name__}) has no list 'layers' of decoder layers, by which the "
             "learner shards a model. Fix: take a model that is built like Llama or Qwen"
         )
+    check_quantized(model.config.to_dict())
     mixture_of(model)
     if rope := next((rope for rope in _ropes(model.config) if rope in ROPES_OF_THE_ROW), None):
         raise ValueError(

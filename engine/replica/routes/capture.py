@@ -8,6 +8,7 @@ engine has, where its scheduler reads it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -47,18 +48,29 @@ def report_routes(runner: Any, *, on_cpu: bool) -> tuple[list[int], int]:
     experts = max(module.router.global_num_experts for module in mixtures)
     if not on_cpu:
         return [module.layer_id for module in mixtures], experts
-    settings, group = runner.kv_cache_config, runner.kv_cache_config.kv_cache_groups[0]
+    settings = runner.kv_cache_config
+    number = _lasting(settings.kv_cache_groups)
+    group = settings.kv_cache_groups[number]
     slots = RouteSlots(
         blocks=settings.num_blocks,
         block_size=group.kv_cache_spec.block_size,
         layers=len(mixtures),
         per_token=mixtures[0].router.top_k,
         experts=experts,
+        group=number,
     )
     for index, module in enumerate(mixtures):
         module.router.set_capture_fn(partial(_keep, slots, index, group.layer_names[0]))
     _HELD[:] = [slots]
     return list(range(len(mixtures))), experts
+
+
+def _lasting(groups: Sequence[Any]) -> int:
+    """Returns which group of layers keeps the slots of a request until it ends; 0 if each forgets some."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    lasting = [number for number, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)]
+    return lasting[0] if lasting else 0
 
 
 def _keep(slots: RouteSlots, layer: int, attention: str, ids_LE: Tensor) -> None:

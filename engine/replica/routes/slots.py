@@ -6,7 +6,8 @@ which another request computed, finds the routes of that prefix too.
 Invariants
 - A request's routes are read once and in order. They are read before its blocks are freed, so what a preempted request
   computed the first time is what is reported.
-- A position whose slot is gone, as behind a sliding window, has no route.
+- A position whose slot is gone has no route. Slots behind a sliding window go, so those of layers that see all tokens
+  are taken where there are any.
 
 Shape legend: S slots, P positions, L tokens of an engine step, X layers that are mixtures, E experts of a token.
 """
@@ -25,11 +26,15 @@ ROUTES_FROM = "routes_from"  # key of SamplingParams.extra_args: the first posit
 
 
 class RouteSlots:
-    """The routes by slot. block_size: slots of a block."""
+    """The routes by slot. block_size: slots of a block. group: the place among the cache's groups of layers, which have
+    blocks of their own, of the one whose slots are taken.
+    """
 
-    def __init__(self, *, blocks: int, block_size: int, layers: int, per_token: int, experts: int) -> None:
+    def __init__(
+        self, *, blocks: int, block_size: int, layers: int, per_token: int, experts: int, group: int = 0
+    ) -> None:
         dtype = route_dtype(experts)
-        self.block_size = block_size
+        self.block_size, self.group = block_size, group
         # The last one takes what padding writes, whose slot is -1.
         self._ids_SXE = np.full((blocks * block_size + 1, layers, per_token), absent(dtype), dtype)
 
@@ -72,6 +77,11 @@ class RouteReader:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._readings
+
+    @property
+    def group(self) -> int:
+        """Returns which of a request's lists of blocks, one for each group of layers, `read` takes."""
+        return self._slots.group
 
     def begin(self, request_id: str, start: int) -> None:
         """Begins with a request whose routes are wanted from position `start` on."""

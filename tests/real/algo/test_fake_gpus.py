@@ -71,6 +71,14 @@ SHORT = [
         layers=4,
         learner={"activation_checkpointing": "attention", **ATTENTION_ALONE},
     ),
+    Cell(model="gpt-oss-20b", ranks=8, tokens=9000, layers=4, learner={"activation_checkpointing": "selective"}),
+    Cell(
+        model="gpt-oss-120b",
+        ranks=16,
+        tokens=8000,
+        layers=3,
+        learner={"activation_checkpointing": "attention", **ATTENTION_ALONE},
+    ),
     Cell(model="Qwen3-1.7B", ranks=1, tokens=10000, layers=3, learner=FULL | AWAY | {"fp32_head": True}),
 ]
 

@@ -21,9 +21,14 @@ def lopsided(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(source, lopsided, tmp_path_factory):
+def sinks(tmp_path_factory):
+    return mixtures.write(tmp_path_factory.mktemp("sinks"), "GptOss", num_local_experts=3)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(source, lopsided, sinks, tmp_path_factory):
     result = tmp_path_factory.mktemp("two") / "found.pt"
-    command = on_ranks(2, "tests.support.algo_mixtures", source, lopsided, result)
+    command = on_ranks(2, "tests.support.algo_mixtures", source, lopsided, sinks, result)
     subprocess.run(
         command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}, check=True, timeout=300
     )
@@ -35,6 +40,12 @@ def test_two_ranks_give_the_losses_gradients_and_weights_of_transformers(two_ran
     coef = mixtures.CASES[case].get("load_balancing_coef", 0.0)
     frozen = ("mlp.gate.weight",) if case == "frozen router" else ()
     mixtures.assert_equal(two_ranks[case], mixtures.by_transformers(source, coef=coef, frozen=frozen))
+
+
+@pytest.mark.parametrize("case", mixtures.OF_SINKS)
+def test_two_ranks_train_gpt_oss_as_transformers_does(two_ranks, sinks, case):
+    coef = mixtures.CASES[case].get("load_balancing_coef", 0.0)
+    mixtures.assert_equal(two_ranks[f"sinks, {case}"], mixtures.by_transformers(sinks, coef=coef))
 
 
 def test_experts_that_no_rank_sends_a_token_to_have_a_gradient_of_zero(two_ranks, lopsided):

@@ -7,12 +7,13 @@ import sys
 import pytest
 
 from tests.support.algo_mixtures import write
+from tests.support.mixture import write_gpt_oss
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.timeout(400)
 
 
-TINY = "recipes/tiny/agent_moe"
+TINY, GPT_OSS = "recipes/tiny/agent_moe", "gpt-oss"
 # Sizes for which vLLM has kernels on the CPU: heads of 32, experts of a multiple of 32.
 SIZES = {
     "Glm4Moe": {"moe_intermediate_size": 32, "head_dim": 32, "hidden_size": 64, "first_k_dense_replace": 1},
@@ -29,15 +30,21 @@ SIZES = {
         pytest.param(("Glm4Moe", "shm", 1), id="Glm4Moe"),
         pytest.param(("Mixtral", "shm", 1), id="Mixtral", marks=pytest.mark.campaign),
         pytest.param(("Qwen2Moe", "gloo", 1), id="Qwen2Moe", marks=pytest.mark.campaign),
+        pytest.param((GPT_OSS, "shm", 1), id="gpt-oss-shm"),
+        pytest.param((GPT_OSS, "gloo", 2), id="gpt-oss-gloo", marks=pytest.mark.campaign),
     ],
 )
 def result(request, tmp_path_factory):
     source, transfer, ranks = request.param
-    checkpoint = source if source == TINY else write(tmp_path_factory.mktemp("model"), source, **SIZES[source])
+    checkpoint = source if source == TINY else written(source, tmp_path_factory.mktemp("model"))
     command = [sys.executable, "-m", "tests.support.moe_sync", str(checkpoint), transfer, str(ranks)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(run.stdout.splitlines()[-1]) | {"source": source, "transfer": transfer}
+
+
+def written(source, folder):
+    return write_gpt_oss(folder) if source == GPT_OSS else write(folder, source, **SIZES[source])
 
 
 def test_weights_that_changed_are_those_of_the_learner(result):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,15 +92,23 @@ def test_a_mixture_takes_the_options_of_mixtures() -> None:
     assert training.replicas_config.returns_routes
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"moe_intermediate_size": 40}, "moe_intermediate_size"),
+        ({"model_type": "gpt_oss", "moe_intermediate_size": None, "intermediate_size": 40}, "intermediate_size"),
+    ],
+    ids=["Qwen3-MoE", "gpt-oss"],
+)
 def test_experts_that_replicas_on_the_cpu_would_fill_up_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], name: str
 ) -> None:
-    fields = json.loads((SHIPPED.parent / "agent_moe" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"moe_intermediate_size": 40}))
+    config = json.loads((SHIPPED.parent / "agent_moe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
     with pytest.raises(SystemExit) as ended:
         parse(Config, [f"model={tmp_path}"])
     assert ended.value.code == 2
-    assert "moe_intermediate_size must be a multiple of 32" in capsys.readouterr().err
+    assert f"checkpoint: {name} must be a multiple of 32" in capsys.readouterr().err
 
 
 def test_a_mixture_with_adapters_of_their_own_is_refused_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +116,17 @@ def test_a_mixture_with_adapters_of_their_own_is_refused_on_the_cpu(capsys: pyte
         parse(Config, [MIXTURE, "adapters=true", "learner.lora_rank=4", "learner.lora_targets=q_proj"])
     assert ended.value.code == 2
     assert "adapters must be False for a mixture of experts on the CPU" in capsys.readouterr().err
+
+
+def test_a_quantised_checkpoint_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((SHIPPED.parent / "agent_moe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [f"model={tmp_path}"])
+    assert ended.value.code == 2
+    assert "quantised ('mxfp4' in config.json)" in capsys.readouterr().err
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,9 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
 from algo.learner.config import LearnerConfig
-from algo.learner.model.attention import GROUPED, PACKED, bounds, register, window_of_mask
+from algo.learner.model.attention import PACKED, bounds, register, window_of_mask
 from algo.learner.model.lora import add_adapters
+from algo.learner.model.sinks import GROUPED, RaggedKernel, with_sinks
 from engine.console.options import parse
 from recipes.rstar2 import rl, sft
 from recipes.rstar2.fit import Config, command_of, fitting, main
@@ -46,6 +47,8 @@ PUBLISHED = {
     "Qwen2-57B-A14B": 57_408_658_944,
     "Mixtral-8x7B": 46_702_792_704,
     "GLM-4.5-Air": 106_852_245_504,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
 }
 LORA = LearnerConfig(lora_rank=32)
 
@@ -61,9 +64,12 @@ def test_parameters_are_those_of_the_published_model_and_adapters_those_of_peft(
     assert plan.adapters == trained
 
 
-def ragged(module, query, key, value, mask, *, scaling, **given):
+def ragged(module, query, key, value, mask, *, scaling, s_aux=None, **given):
     """The kernel that a GPU runs (`packed_attention`), which fake tensors can go through."""
     ends = (given["cu_seq_lens_q"], given["cu_seq_lens_k"], given["max_length_q"], given["max_length_k"])
+    if s_aux is not None:
+        kernel = RaggedKernel(ends=ends[:2], longest=ends[2:], scale=scaling, span=(-1, 0))
+        return with_sinks(query, key, value, s_aux, kernel).transpose(1, 2), None
     heads = (state[0].transpose(0, 1) for state in (query, key, value))
     return varlen_attn(*heads, *ends, scale=scaling, window_size=(-1, 0), **GROUPED)[None], None
 
@@ -354,13 +360,12 @@ def refused(options, capsys):
 
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert "Qwen3-14B" in refused(["model=nothing"], capsys)
-    assert "sinks" in refused(["model=gpt-oss-20b"], capsys)
     assert "train_router" in refused(["model=Qwen3-14B", "learner.train_router=false"], capsys)
     assert "lora_targets" in refused(["model=Qwen3-30B-A3B", "learner.lora_targets=q_proj,gate_proj"], capsys)
     assert "learner_ranks=9" in refused(["model=Qwen3-14B", "learner_ranks=9"], capsys)
     assert "tensor_parallel=3" in refused(["model=Qwen3-14B", "tensor_parallel=3"], capsys)
     assert "program=sft" in refused(["model=Qwen3-14B", "program=sft", "learner_ranks=4"], capsys)
     file = tmp_path / "config.json"
-    for text in ("{", "[]", json.dumps({"model_type": "nothing"}), json.dumps({"model_type": "gpt_oss"})):
+    for text in ("{", "[]", json.dumps({"model_type": "nothing"}), json.dumps({"model_type": "gpt2"})):
         file.write_text(text)
         assert "model: " in refused([f"model={tmp_path}"], capsys)

@@ -17,8 +17,9 @@ Parts = dict[str, int]
 
 
 def learner_moments(plan: Plan) -> dict[str, Parts]:
-    """Returns the parts of a rank's allocations in bytes, by moment: "loading", when the checkpoint is read, three of
-    the backward pass ("logits", "layers" and, where they are trained, "embeddings"), and "publishing".
+    """Returns the parts of a rank's allocations in bytes, by moment: "loading", when the checkpoint is read, four of
+    the backward pass ("logits", with several ranks "gathering", "layers" and, where they are trained, "embeddings"),
+    and "publishing".
     """
     model, learner, ranks = plan.model, plan.learner, plan.shards
     several, full = ranks > 1, not learner.lora_rank
@@ -46,6 +47,10 @@ def learner_moments(plan: Plan) -> dict[str, Parts]:
         "activations": kept + 10 * model.hidden * tokens,
         "logits": (max(logits + size * head, 3 * size * head) if full else logits) + 4 * head * learner.fp32_head,
     }
+
+    # When a layer's weights have come and are put in their places, they lie there twice, beside those of another layer.
+    if several:
+        moments["gathering"] = {**state, "gathered weights": gathered + 6 * layer, "activations": kept}
 
     # A layer is computed again, as far as it was not kept. Either it is the last one, or gradients of the one after it
     # are on their way to the ranks, in float32, and what that one has kept is gone. The head's gradients wait.

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from algo.learner.model.attention import PACKED, bounds, register
 from algo.learner.model.experts import mixture_of
 from algo.learner.model.supported import check_structure, empty
-from recipes.rstar2.parts.memory.public import PUBLIC, REFUSED
+from recipes.rstar2.parts.memory.public import PUBLIC
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # layers of a mixture that get adapters
 
@@ -42,6 +42,8 @@ class Mixture:
     """Bytes of a number in the outputs of experts once they are weighed: 4 if the router's weights are float32."""
     router_bytes: int
     """Bytes of a number in the router: 4 if it computes in float32."""
+    biased: bool
+    """Whether experts have biases and clamp their wide tensors (gpt-oss)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +68,11 @@ class Model:
     """Whether the head's weights are the embeddings'."""
     norms_queries: bool
     """Whether queries and keys have norms of their own."""
-    rotates_part: bool
-    """Whether rotary embeddings turn a part of each head alone."""
+    float_norms: bool
+    """Whether norms multiply by their weights in float32."""
+    copies_heads: bool
+    """Whether rotary embeddings join each head of parts, so that heads lie one after another: those that turn a part of
+    a head alone, and gpt-oss's."""
     linear: Mapping[str, int]
     """Parameters of an adapter of rank 1, by the name of the linear layer that it would be added to. In a mixture
     these are attention's alone."""
@@ -127,8 +132,6 @@ def configuration(name: str) -> PretrainedConfig:
     if name.lower() in known:
         fields = dict(known[name.lower()])
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
-    if name.lower() in REFUSED:
-        raise ValueError(f"model: {name!r} cannot be trained: {REFUSED[name.lower()]}")
     if not Path(name).exists() and "/" not in name:
         raise ValueError(
             f"model: {name!r} is no folder, no config.json and none of {', '.join(PUBLIC)}. Fix: one of these names, a "
@@ -144,10 +147,11 @@ def configuration(name: str) -> PretrainedConfig:
 def model_of(name: str) -> Model:
     """Returns the numbers of a model. Raises ValueError where there is none, or where the learner cannot train it."""
     config = configuration(name)
+    register()
     try:
-        model = empty(config, "sdpa")
+        model = empty(config, PACKED)
         check_structure(model)
-        _check_attention(config)
+        _check_attention(model)
     except ValueError as error:
         raise ValueError(f"model: {error}") from error
     layers = model.base_model.layers
@@ -166,17 +170,18 @@ def model_of(name: str) -> Model:
         layer_parameters=max(sizes),
         root_parameters=parameters - sum(sizes),
         tied=bool(config.tie_word_embeddings),
+        float_norms="input_layernorm" in (getattr(model, "_keep_in_fp32_modules", None) or ()),
         norms_queries=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
-        rotates_part=(getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1) != 1,
+        copies_heads=config.model_type == "gpt_oss"
+        or (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1) != 1,
         linear=_linear(model),
         mixture=_mixture(model),
     )
 
 
-def _check_attention(config: PretrainedConfig) -> None:
+def _check_attention(model: PreTrainedModel) -> None:
     """Raises ValueError for a model whose attention needs what packed attention does not have."""
-    register()
-    model, ids = empty(config, PACKED), torch.zeros(1, 2, dtype=torch.long, device="meta")
+    ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
     with torch.no_grad(), suppress(RuntimeError):  # without numbers in memory it gets as far as the kernel
         model.base_model(input_ids=ids, position_ids=ids, use_cache=False, **bounds([2], ids.device))
 
@@ -216,4 +221,5 @@ def _mixture(model: PreTrainedModel) -> Mixture | None:
         gated=any(len(weight) == 1 for weight in shared),
         score_bytes=weights_Lk.element_size(),
         router_bytes=logits_LE.element_size(),
+        biased=first.biased,
     )

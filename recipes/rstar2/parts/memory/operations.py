@@ -109,16 +109,18 @@ def _again(plan: Plan, *, weights: int, wide: int, experts: int, gated: int) -> 
     """Returns the weights whose products are computed again, of all layers (`algo.learner.model.recompute`).
 
     A dense MLP's last product, a third of it, is needed by its adapter only. That of experts is needed by the gradient
-    of the router, and that of shared experts by their gate, if they have one.
+    of the router, and that of shared experts by their gate, if they have one. No product of experts with biases is
+    kept.
 
     weights: of all products. wide: those of dense MLPs and of shared experts. experts: those of a token's experts.
     gated: those of the last products of shared experts with a gate.
     """
     kind, adapters = plan.learner.activation_checkpointing, plan.adapters
+    biased = plan.model.mixture is not None and plan.model.mixture.biased
     last = wide // 3 - gated
     again = {
         "none": 0,
-        "selective": 0 if adapters else gated,
+        "selective": (0 if adapters else gated) + (experts if biased else 0),
         "attention": wide - wide // 3 + experts + (0 if adapters else gated),
         "full": weights - (0 if adapters and "down_proj" in plan.learner.lora_targets else last),
     }[kind]

@@ -135,11 +135,34 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
         "first_k_dense_replace": 1,
         "norm_topk_prob": True,
     },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+    },
+    "gpt-oss-120b": {
+        "model_type": "gpt_oss",
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+    },
 }
-
-# Public models that the learner cannot train, and why.
-REFUSED: Mapping[str, str] = dict.fromkeys(
-    ("gpt-oss-20b", "gpt-oss-120b"),
-    "its attention has sinks, which packed attention does not have, and transformers has no other kind for it that "
-    "holds long rows. Fix: take a mixture such as Qwen3-30B-A3B",
-)

@@ -42,6 +42,7 @@ MODELS = {
         "intermediate_size": 80,
         "first_k_dense_replace": 1,
     },
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24},
 }
 
 

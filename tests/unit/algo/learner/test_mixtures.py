@@ -15,6 +15,7 @@ from tests.support.algo_fakes import batch, write_checkpoint
 from tests.support.algo_gradients import build
 
 ROUTER = "mlp.gate.weight"
+ROUTERS = (ROUTER, "mlp.router.weight", "mlp.router.bias")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -22,8 +23,14 @@ pytestmark = pytest.mark.usefixtures("group")
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return mixtures.write(tmp_path_factory.mktemp("source"))
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source")
+    return {family: mixtures.write(folder, family) for family in ("Qwen3Moe", "GptOss")}
+
+
+@pytest.fixture(scope="module")
+def source(sources):
+    return sources["Qwen3Moe"]
 
 
 @pytest.mark.parametrize("sizes", ["as written", "held out"])
@@ -34,12 +41,13 @@ def test_five_steps_give_the_losses_gradients_and_weights_of_transformers(tmp_pa
     mixtures.assert_equal(mixtures.by_the_learner(checkpoint, tmp_path), mixtures.by_transformers(checkpoint))
 
 
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
 @pytest.mark.parametrize("case", mixtures.CASES)
-def test_no_option_changes_what_five_steps_give(tmp_path, source, case):
+def test_no_option_changes_what_five_steps_give(tmp_path, sources, family, case):
     fields = mixtures.CASES[case]
-    frozen = (ROUTER,) if case == "frozen router" else ()
-    expected = mixtures.by_transformers(source, coef=fields.get("load_balancing_coef", 0.0), frozen=frozen)
-    mixtures.assert_equal(mixtures.by_the_learner(source, tmp_path, **fields), expected)
+    frozen = ROUTERS if case == "frozen router" else ()
+    expected = mixtures.by_transformers(sources[family], coef=fields.get("load_balancing_coef", 0.0), frozen=frozen)
+    mixtures.assert_equal(mixtures.by_the_learner(sources[family], tmp_path, **fields), expected)
 
 
 @pytest.mark.parametrize("kind", ["selective", "attention", "full"])
@@ -51,10 +59,11 @@ def test_what_comes_after_a_layers_router_is_computed_again_as_it_was(tmp_path, 
     mixtures.assert_equal(found, mixtures.by_transformers(checkpoint))
 
 
-def test_a_shared_beginning_counts_for_each_trajectory(tmp_path, source):
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
+def test_a_shared_beginning_counts_for_each_trajectory(tmp_path, sources, family):
     fields = {"load_balancing_coef": 0.5, "micro_batch_tokens": 200}
-    found = mixtures.by_the_learner(source, tmp_path, prefix=True, **fields)
-    mixtures.assert_equal(found, mixtures.by_transformers(source, coef=0.5, prefix=True))
+    found = mixtures.by_the_learner(sources[family], tmp_path, prefix=True, **fields)
+    mixtures.assert_equal(found, mixtures.by_transformers(sources[family], coef=0.5, prefix=True))
 
 
 def test_a_frozen_router_stays_as_the_checkpoint_has_it_bit_by_bit(tmp_path, source):
@@ -138,9 +147,18 @@ class Products(TorchDispatchMode):
         return operator(*arguments, **(options or {}))
 
 
-@pytest.mark.parametrize(("kind", "again"), [("none", 0), ("selective", 0), ("attention", 2), ("full", 2)])
-def test_the_products_of_experts_are_computed_again_as_the_kind_says(tmp_path, source, kind, again):
-    subject = build(source, tmp_path, activation_checkpointing=kind)
+@pytest.mark.parametrize(
+    ("family", "kind", "again"),
+    [
+        ("Qwen3Moe", "none", 0),
+        ("Qwen3Moe", "selective", 0),
+        ("Qwen3Moe", "attention", 2),
+        ("Qwen3Moe", "full", 2),
+        ("GptOss", "selective", 2),
+    ],
+)
+def test_the_products_of_experts_are_computed_again_as_the_kind_says(tmp_path, sources, family, kind, again):
+    subject = build(sources[family], tmp_path, activation_checkpointing=kind)
     [minibatch] = plan(batch(5), minibatches=1, micro_batch_tokens=4096, ranks=1, seed=0)
     with Products() as products:
         subject.update(minibatch)
@@ -163,6 +181,7 @@ ADAPTED = {  # layers that get adapters, by family, and how many adapters that a
     "Qwen2Moe": ((*ATTENTION, *DENSE), 3 * 7),
     "Glm4Moe": ((*ATTENTION, *DENSE), 3 * 7),
     "DeepseekV3": ((*LATENT, *DENSE), 3 * 8),
+    "GptOss": (ATTENTION, 3 * 4),
 }
 
 
@@ -194,7 +213,6 @@ def test_a_dense_model_takes_no_option_of_mixtures(tmp_path, fields):
 REFUSED = {
     "GraniteMoe": ({"num_local_experts": 4}, "router beside .* does not return its logits"),
     "JetMoe": ({"num_local_experts": 4, "kv_channels": 8}, "no router beside it"),
-    "GptOss": ({"num_local_experts": 4, "head_dim": 8}, "GptOssAttention needs s_aux"),
 }
 
 
@@ -206,7 +224,7 @@ def test_a_mixture_that_is_built_otherwise_is_refused_by_name(tmp_path, family):
         build(checkpoint, tmp_path)
 
 
-def test_gpt_oss_is_refused_with_plain_attention_too(tmp_path):
+def test_gpt_oss_is_refused_with_plain_attention(tmp_path):
     checkpoint = mixtures.write(tmp_path, "GptOss", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
     with pytest.raises(ValueError, match=r"'gpt_oss' gives a trajectory in a row .* nats"):
         build(checkpoint, tmp_path, attention="eager")

@@ -58,6 +58,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any], str]] = {  # class of the config,
         {"num_experts": 3, "num_experts_per_tok": 2, "hidden_size": 32},
         "layers.0.mlp.experts.1.down_proj.weight",
     ),
+    "gpt-oss": ("GptOss", {"num_local_experts": 3, "num_experts_per_tok": 2}, "layers.1.mlp.experts.gate_up_proj_bias"),
 }
 
 

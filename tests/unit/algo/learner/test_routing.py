@@ -43,7 +43,9 @@ FAMILIES = {
         "n_group": 2,
         "topk_group": 1,
     },
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 16},
 }
+ROUTERS = ("gate", "router")
 LENGTHS = (90, 75, 88)
 SHARED = 70  # tokens that all sequences begin with
 CONFIG = {"threads": 1, "lr": 1e-3, "minibatches": 1, "weights_dtype": "float32", "mismatch_tolerance": None}
@@ -101,7 +103,7 @@ def a_batch(routes_NXE=None, step=0):
 def own_routes(path, batch):
     """The choices of the plain model of transformers, by hooks on its routers: [N, X, E]."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-    routers = [m for name, m in model.named_modules() if hasattr(m, "top_k") and name.endswith("gate")]
+    routers = [m for name, m in model.named_modules() if hasattr(m, "top_k") and name.endswith(ROUTERS)]
     chosen = [[] for _ in routers]
     for router, into in zip(routers, chosen, strict=True):
         router.register_forward_hook(lambda _m, _i, output, into=into: into.append(output[2]))
@@ -124,6 +126,8 @@ def weights_by_hand(router, hidden, ids):
     """The formula of each family, written down from its paper: gate scores of the given experts."""
     logits = hidden.float() @ router.weight.T.float()
     kind = type(router).__name__
+    if kind.startswith("GptOss"):
+        return (logits + router.bias).gather(-1, ids).softmax(-1)
     if kind.startswith("Glm4"):
         scores = logits.sigmoid().gather(-1, ids)
         return scores / (scores.sum(-1, keepdim=True) + 1e-20) * router.routed_scaling_factor
@@ -134,7 +138,7 @@ def weights_by_hand(router, hidden, ids):
 def scored_by_hand(path, batch, routes_NXE):
     """Log-probabilities of the sampled tokens, and gradients of their sum, of plain transformers with these routes."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-    routers = [m for name, m in model.named_modules() if hasattr(m, "top_k") and name.endswith("gate")]
+    routers = [m for name, m in model.named_modules() if hasattr(m, "top_k") and name.endswith(ROUTERS)]
     now = {}
 
     def forward(router, index):

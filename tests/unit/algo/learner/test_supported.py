@@ -1,5 +1,7 @@
 """Models that cannot be trained, or would be trained wrong, are refused when they are loaded; others are taken."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from algo.learner.config import LearnerConfig
 from algo.learner.model import supported
 from algo.learner.model.attention import bounds, packed_attention, register
 from algo.learner.model.context import check_heads
@@ -35,15 +38,17 @@ OTHER_NAMES = {
     "OPT": {**SIZES, "ffn_dim": 16, "word_embed_proj_dim": 16},
 }
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
-LOCAL_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
 LINEAR = dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
 LINEAR |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "shared_expert_intermediate_size"), 8)
 WINDOW = {"sliding_window": 8}
 WINDOWED = {"Mistral": WINDOW, "Gemma3Text": {**WINDOW, "head_dim": 8}, "Phi3": WINDOW}
+WITH_SINKS = {
+    "GptOss": {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8},
+    "GraniteSWA": WINDOW,
+}
 
 REFUSED = {
     "Qwen3Next": ({**EXPERTS, **LINEAR, "head_dim": 8}, r"'qwen3_next' gives a trajectory in a row .* nats"),
-    "GptOss": (LOCAL_EXPERTS, r"GptOssAttention needs s_aux.*LearnerConfig\(attention='sdpa'\)"),
     "GPT2": ({}, r"'gpt2' \(GPT2Model\) has no list 'layers'"),
     "Nemotron": ({}, r"NemotronAttention gives attention 'packed' no bounds .* LearnerConfig\(attention='sdpa'\)"),
 }
@@ -85,6 +90,11 @@ def test_a_row_of_a_model_with_windows_is_scored_as_each_trajectory_alone(group,
     check_scores(write(tmp_path, family, **WINDOWED[family]), tmp_path, attention)
 
 
+@pytest.mark.parametrize("family", WITH_SINKS)
+def test_a_row_of_a_model_with_sinks_is_scored_as_each_trajectory_alone(group, tmp_path, family):
+    check_scores(write(tmp_path, family, **WITH_SINKS[family]), tmp_path, "packed")
+
+
 def test_a_model_without_bounds_of_trajectories_is_scored_exactly_with_sdpa(group, tmp_path):
     check_scores(write(tmp_path, "Nemotron"), tmp_path, "sdpa")
 
@@ -103,6 +113,20 @@ def check_scores(source, folder, attention):
         alone_T = logprobs_TV[:-1].gather(-1, ids_T[1:, None]).squeeze(-1)[1:]
         np.testing.assert_allclose(found_N[start + 2 : end], alone_T.numpy(), rtol=0, atol=5e-6)
     assert np.isfinite(subject.train(batch)["loss"])
+
+
+@pytest.mark.parametrize(
+    "method", [{"quant_method": "mxfp4"}, {"quant_method": "fp8"}], ids=lambda each: each["quant_method"]
+)
+def test_quantised_weights_are_refused_before_and_when_they_are_read(group, tmp_path, method):
+    source = write(tmp_path, "GptOss", **WITH_SINKS["GptOss"])
+    fields = json.loads((source / "config.json").read_text()) | {"quantization_config": method}
+    (source / "config.json").write_text(json.dumps(fields))
+    words = rf"quantised \('{method['quant_method']}' in config\.json\).*Fix: write them in bfloat16 once"
+    with pytest.raises(ValueError, match=words):
+        LearnerConfig().check_model(fields)
+    with pytest.raises(ValueError, match=words):
+        build(source, tmp_path)
 
 
 FIXED_ROPES = {
@@ -221,13 +245,12 @@ def test_a_tied_head_that_the_file_repeats_is_taken(group, tmp_path):
     check_scores(tied(tmp_path, change=0.0), tmp_path, "packed")
 
 
-@pytest.mark.parametrize(("name", "value"), [("softcap", 1.0), ("s_aux", torch.ones(1))])
-def test_packed_attention_refuses_what_it_would_leave_out(name, value):
+def test_packed_attention_refuses_what_it_would_leave_out():
     states = torch.zeros(1, 1, 3, 4)
     row = bounds([3], states.device)
-    packed_attention(None, states, states, states, None, **row, dropout=0.0, **{name: None})
-    with pytest.raises(ValueError, match=f"{name}.*'packed'"):
-        packed_attention(None, states, states, states, None, **row, **{name: value})
+    packed_attention(None, states, states, states, None, **row, dropout=0.0, softcap=None)
+    with pytest.raises(ValueError, match=r"softcap.*'packed'"):
+        packed_attention(None, states, states, states, None, **row, softcap=1.0)
 
 
 def test_packed_attention_on_a_gpu_refuses_values_of_another_width():
