@@ -1,7 +1,7 @@
 """Compares GRPO-RoC with GRPO on a real model whose correct trajectories contain failed calls, over several seeds.
 
-    python recipes/rstar2/compare.py model=runs/smollm2-broken/checkpoint data=data/mawps/train.parquet \\
-        held_out=data/mawps/test.parquet
+    python recipes/rstar2/compare.py model=runs/smollm2-calculates/checkpoint \\
+        data=data/calculations/train.parquet held_out=data/calculations/test.parquet
 
 Three arms draw the same problems in the same order, each with `rl.py`:
 
@@ -68,10 +68,10 @@ WINDOW = 5  # steps whose mean stands for the beginning, and for the end, of a r
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    model: Annotated[Path, "Hugging Face folder that all runs begin with"] = Path("runs/smollm2-broken/checkpoint")
-    data: Annotated[Path, "problems that are trained on"] = Path("data/mawps/train.parquet")
+    model: Annotated[Path, "Hugging Face folder that all runs begin with"] = Path("runs/smollm2-calculates/checkpoint")
+    data: Annotated[Path, "problems that are trained on"] = Path("data/calculations/train.parquet")
     held_out: Annotated[Path, "problems of the evaluations, one sample each at temperature 1"] = Path(
-        "data/mawps/test.parquet"
+        "data/calculations/test.parquet"
     )
     seeds: Annotated[tuple[int, ...], "seeds; each makes a run of every arm"] = (0, 1, 2)
     steps: Annotated[int, "steps of each run"] = 40
