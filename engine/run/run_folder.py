@@ -99,10 +99,12 @@ class RunFolder:
         and one that ended with fewer goes on (`extend`); with as many or more it is over, and a new one begins.
         identity None: a new one in any case.
 
-        Raises CannotWrite when the folder cannot be made, and Unresumable for a run that did not end and has more steps
-        than it is to have, or whose configuration cannot be read.
+        Raises CannotWrite when the folder cannot be made, BadInput where the name is that of a folder which no run
+        wrote, such as a model's, and Unresumable for a run that did not end and has more steps than it is to have, or
+        whose configuration cannot be read.
         """
         there = list(takewhile(Path.exists, _paths(parent, name))) if identity is not None else []
+        _check_written_by_runs(there)
         if there:
             _check_configuration(there[-1])
         same = [path for path in there if identity is not None and not identity.differences(_whole_config(path))]
@@ -276,6 +278,18 @@ def _whole_config(path: Path) -> dict[str, Any]:
     with suppress(ValueError):
         return _config(path) or {}
     return {}
+
+
+def _check_written_by_runs(paths: list[Path]) -> None:
+    """Raises BadInput for a folder with a config.json that is no run's, such as that of a model."""
+    for path in paths:
+        configured = (path / "config.json").exists()
+        written = (path / "lock").exists() or (path / "metrics.jsonl").exists()  # a run may have lost one of them
+        if configured and not written:
+            raise BadInput(
+                f"name must not be that of a folder which no run wrote, got {path.name!r}: {path / 'config.json'} is "
+                "not a run's. Fix: another name="
+            )
 
 
 def _check_configuration(path: Path) -> None:

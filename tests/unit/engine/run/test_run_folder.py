@@ -206,6 +206,16 @@ def test_a_run_whose_configuration_is_damaged_is_not_taken_for_another_one(tmp_p
     assert begin(tmp_path).path.name == "run-2"
 
 
+def test_the_folder_of_a_model_is_not_taken_for_a_run(tmp_path):
+    """Its config.json was read as that of a run that did not end, and a KeyError ended the new one."""
+    (tmp_path / "run").mkdir()
+    model = tmp_path / "run" / "config.json"
+    model.write_text('{"model_type": "qwen3"}')
+    with pytest.raises(BadInput, match=r"name must .* got 'run'.*Fix: another name="):
+        RunFolder.open(tmp_path, "run", Identity({"seed": 1}))
+    assert list(tmp_path.rglob("*")) == [model.parent, model]
+
+
 def test_another_configuration_a_finished_run_and_a_fresh_one_get_their_own_folder(tmp_path):
     begin(tmp_path)
     other = {**CONFIG, "steps": 4}
