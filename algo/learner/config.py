@@ -23,7 +23,7 @@ TRANSFERS = ("shm", "gloo", "adapter", "nccl")
 # 0.002 to 0.03 in bfloat16 for models of 2 and 3 layers, 1e-5 and 0.05 for SmolLM2-135M (30 layers).
 MISMATCH = {"float32": 3e-5, "bfloat16": 0.1}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_FUSED = ("mixtral", "qwen3_moe")  # mixtures without a shared expert: what is no dense layer has no MLP with adapters
+_FUSED = ("gpt_oss", "mixtral", "qwen3_moe")  # mixtures without a shared expert: what is no dense layer has no MLP with adapters
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how config.json names the experts of a layer
 ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
@@ -260,6 +260,10 @@ class LearnerConfig:
         check_quantized(fields)
         fields = fields.get("text_config") or fields
         kind = repr(fields.get("model_type"))
+        if fields.get("model_type") == "gpt_oss" and self.attention != "packed":
+            raise ValueError(
+                f"LearnerConfig.attention must be 'packed' for {kind}, whose attention has sinks, got {self.attention!r}"
+            )
         heads = fields.get("num_attention_heads")
         if isinstance(heads, int) and heads % self.context_parallel:
             raise ValueError(
