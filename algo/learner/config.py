@@ -23,7 +23,7 @@ TRANSFERS = ("shm", "gloo", "adapter", "nccl")
 # 0.002 to 0.03 in bfloat16 for models of 2 and 3 layers, 1e-5 and 0.05 for SmolLM2-135M (30 layers).
 MISMATCH = {"float32": 3e-5, "bfloat16": 0.1}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_FUSED = ("mixtral", "qwen3_moe")  # mixtures without a shared expert: what is no dense layer has no MLP with adapters
+_FUSED = ("gpt_oss", "mixtral", "qwen3_moe")  # no shared experts: where no layer is dense, no MLP takes adapters
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how config.json names the experts of a layer
 ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 
@@ -31,10 +31,11 @@ ReferenceKl = Literal["k2", "k3", "k3_with_gradient_of_k2"]
 def divisors(number: int) -> str:
     """Returns what divides a number, for a message.
 
-    >>> divisors(6)
-    '1, 2, 3, 6'
+    >>> divisors(6), divisors(1)
+    ('one of 1, 2, 3, 6', '1')
     """
-    return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
+    found = ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
+    return found if number == 1 else f"one of {found}"
 
 
 def check_quantized(fields: Mapping[str, Any]) -> None:
@@ -248,7 +249,7 @@ class LearnerConfig:
         if ranks % self.context_parallel:
             raise ValueError(
                 f"LearnerConfig.context_parallel must divide the learner's {ranks} ranks (learner_ranks, on each of "
-                f"learner_hosts), got {self.context_parallel}. Fix: one of {divisors(ranks)}, or other learner_ranks"
+                f"learner_hosts), got {self.context_parallel}. Fix: {divisors(ranks)}, or other learner_ranks"
             )
 
     def check_model(self, fields: Mapping[str, Any]) -> None:
@@ -260,11 +261,15 @@ class LearnerConfig:
         check_quantized(fields)
         fields = fields.get("text_config") or fields
         kind = repr(fields.get("model_type"))
+        if fields.get("model_type") == "gpt_oss" and self.attention != "packed":
+            raise ValueError(
+                f"LearnerConfig.attention must be 'packed' for {kind}, whose attention has sinks, got {self.attention!r}"
+            )
         heads = fields.get("num_attention_heads")
         if isinstance(heads, int) and heads % self.context_parallel:
             raise ValueError(
                 f"LearnerConfig.context_parallel must divide the {heads} query heads of the model, got "
-                f"{self.context_parallel}. Fix: one of {divisors(heads)}"
+                f"{self.context_parallel}. Fix: {divisors(heads)}"
             )
         mixture = any(isinstance(count := fields.get(name), int) and count > 1 for name in _EXPERTS)
         if heads and not mixture and not any("expert" in name for name in fields):

@@ -40,7 +40,7 @@ def check_heads(config: PretrainedConfig, context_parallel: int) -> None:
     if heads % context_parallel:
         raise ValueError(
             f"LearnerConfig.context_parallel must divide the {heads} query heads of the model, got {context_parallel}. "
-            f"Fix: one of {divisors(heads)}"
+            f"Fix: {divisors(heads)}"
         )
 
 

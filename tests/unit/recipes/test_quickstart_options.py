@@ -82,6 +82,25 @@ def test_options_that_do_not_suit_the_model_are_refused_before_anything_starts(
     assert f"LearnerConfig.{said}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["learner.lora_rank=4"], "lora_targets must not hold gate_proj, up_proj, down_proj for 'gpt_oss'"),
+        (["learner.attention=sdpa"], "attention must be 'packed' for 'gpt_oss'"),
+        (["learner.attention=eager"], "attention must be 'packed' for 'gpt_oss'"),
+    ],
+)
+def test_options_that_do_not_suit_gpt_oss_are_refused_before_anything_starts(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((SHIPPED.parent / "agent_moe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [f"model={tmp_path}", *words])
+    assert ended.value.code == 2
+    assert f"LearnerConfig.{said}" in capsys.readouterr().err
+
+
 def test_a_mixture_takes_the_options_of_mixtures() -> None:
     words = [MIXTURE, "learner.replay_routing=true", "learner.train_router=false", "learner.load_balancing_coef=0.01"]
     words += ["learner.context_parallel=2", "learner_ranks=2"]
