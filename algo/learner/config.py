@@ -263,7 +263,8 @@ class LearnerConfig:
         kind = repr(fields.get("model_type"))
         if fields.get("model_type") == "gpt_oss" and self.attention != "packed":
             raise ValueError(
-                f"LearnerConfig.attention must be 'packed' for {kind}, whose attention has sinks, got {self.attention!r}"
+                f"LearnerConfig.attention must be 'packed' for {kind}, whose attention has sinks, got "
+                f"{self.attention!r}"
             )
         heads = fields.get("num_attention_heads")
         if isinstance(heads, int) and heads % self.context_parallel:

@@ -116,6 +116,7 @@ class TrainingConfig:
         if check_model := getattr(self.learner, "check_model", None):
             check_model(fields)
         self._check_experts(fields)
+        self._check_positions(fields)
         Leases(self.prompts_per_step, self.max_staleness)
         if self.replicas_config.quantization is not None:
             self._check_quantized()
@@ -128,6 +129,20 @@ class TrainingConfig:
             check_ranks(hosts * self.devices.learner_ranks)
         except ValueError as error:
             raise BadInput(str(error)) from error
+
+    def _check_positions(self, fields: dict[str, Any]) -> None:
+        """Raises ValueError for trajectories that are longer than what the model reads. A model whose rotary embeddings
+        are scaled may read more than its positions; vLLM judges that.
+        """
+        positions, ropes = fields.get("max_position_embeddings"), fields.get("rope_parameters") or {}
+        plain = not fields.get("rope_scaling") and ropes.get("rope_type", "default") == "default"
+        room = self.replicas_config.max_model_len
+        if plain and isinstance(positions, int) and room > positions:
+            raise ValueError(
+                f"rollout.max_tokens must be at most {positions - BLOCK} for a model of {positions} positions "
+                f"(max_position_embeddings), got {self.rollout.max_tokens}, for which replicas need {room}. Fix: fewer "
+                "tokens, or another model"
+            )
 
     def _check_experts(self, fields: dict[str, Any]) -> None:
         """Raises ValueError for a mixture of experts that vLLM's CPU kernels do not serve here: with adapters, or with

@@ -137,6 +137,14 @@ def test_a_mixture_with_adapters_of_their_own_is_refused_on_the_cpu(capsys: pyte
     assert "adapters must be False for a mixture of experts on the CPU" in capsys.readouterr().err
 
 
+def test_trajectories_longer_than_the_model_reads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    parse(Config, ["rollout.max_tokens=992"])
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, ["rollout.max_tokens=993"])
+    assert ended.value.code == 2
+    assert "rollout.max_tokens must be at most 992 for a model of 1024 positions" in capsys.readouterr().err
+
+
 def test_a_quantised_checkpoint_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
