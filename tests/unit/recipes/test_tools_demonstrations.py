@@ -64,5 +64,5 @@ def test_demonstrations_follow_the_mix_on_training_questions_only():
 def test_rows_of_a_file_always_come_with_their_schema(capsys, tmp_path):
     given = [f"{name}={tmp_path}" for name in ("data", "held_out", "databases")]
     with pytest.raises(SystemExit):
-        parse(Config, [*given, "schema=false"])
+        parse(Config, [*given, "schema=false", "rollout.max_tokens=512"])
     assert "schema must be true with data" in capsys.readouterr().err
