@@ -48,7 +48,6 @@ def steps(folder: Path) -> list[dict[str, float]]:
     return [row for row in metrics(folder / "distill") if "reward" in row]
 
 
-@pytest.mark.smoke
 @pytest.mark.timeout(300)
 def test_a_larger_teacher_scores_every_token_that_is_trained(larger: Path, tmp_path: Path) -> None:
     run(tmp_path, f"teacher={larger}", "steps=2", "max_staleness=1")
