@@ -77,6 +77,7 @@ async def _read(
         await failed
     except asyncio.CancelledError:
         queue.put_nowait(EngineDeadError())
+        raise
     except Exception as error:
         queue.put_nowait(error)
     finally:
