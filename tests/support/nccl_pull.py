@@ -173,5 +173,8 @@ def main():
 
 
 if __name__ == "__main__":
+    from algo.learner.learner import leave
+
     prepare_environment()
     main()
+    leave(0)  # as a rank does: threads that still wait for the dead would abort Python's finalization
