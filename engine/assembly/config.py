@@ -112,7 +112,7 @@ class TrainingConfig:
             raise ValueError("adapters must be False where lora_rank is 0: all weights are trained, got True")
         if self.devices.devices:  # else ranks of other hosts may come to these, which only the run knows
             self.check_ranks(hosts=1)
-        fields = _described(self.checkpoint)
+        fields = config_fields(self.checkpoint)
         if check_model := getattr(self.learner, "check_model", None):
             check_model(fields)
         self._check_experts(fields)
@@ -220,7 +220,7 @@ class TrainingConfig:
         return "bfloat16" if "bfloat16" in dtypes else "float32"
 
 
-def _described(checkpoint: Path) -> dict[str, Any]:
+def config_fields(checkpoint: Path) -> dict[str, Any]:
     """Returns what a checkpoint's config.json holds. Raises ValueError for a file that cannot be read."""
     path = checkpoint / "config.json"
     try:

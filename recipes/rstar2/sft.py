@@ -41,6 +41,7 @@ from algo.loss.policy_losses import CrossEntropy
 from algo.sft import to_batch
 from engine import metric_names as metric
 from engine.assembly import cpu_notes
+from engine.assembly.config import config_fields
 from engine.assembly.devices import DevicePlan
 from engine.assembly.startup import seconds_since_start
 from engine.atomic_files import write_whole
@@ -124,6 +125,7 @@ class Config:
         if self.learner.steps is not None:
             raise ValueError(f"learner.steps is that of the run. Fix: steps={self.learner.steps} in its place")
         self.learner.check_ranks(self.plan.learner_ranks)  # and the plan's own checks, before anything starts
+        self.learner.check_model(config_fields(self.model))
 
     @property
     def plan(self) -> DevicePlan:

@@ -118,3 +118,4 @@ async def test_a_client_that_is_shut_down_tells_those_who_wait(client):
     await asyncio.sleep(0)
     client.resources()
     assert isinstance(await client.next(), EngineDeadError)
+    assert client.resources.output_queue_task.cancelled()

@@ -67,6 +67,7 @@ def test_on_gpus_each_is_a_rank_of_the_learner(data):
         ("format_temperature", "-1"),
         ("learner.lr", "0"),
         ("learner.steps", "7"),
+        ("learner.replay_routing", "true"),
     ],
 )
 def test_a_wrong_option_names_the_field_before_anything_starts(data, field, value, capsys):
