@@ -107,6 +107,10 @@ class Config:
         if self.program == "sft":
             fields["offload_optimizer"] = False
         model = model_of(self.model)
+        if self.learner.attention != "packed":
+            raise ValueError(
+                f"learner.attention must be 'packed', whose memory is computed here, got {self.learner.attention!r}"
+            )
         if model.mixture is None and not (self.learner.train_router and self.learner.load_balancing_coef == 0):
             raise ValueError(
                 "learner.train_router and learner.load_balancing_coef are for mixtures of experts, and "

@@ -361,6 +361,7 @@ def refused(options, capsys):
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert "Qwen3-14B" in refused(["model=nothing"], capsys)
     assert "train_router" in refused(["model=Qwen3-14B", "learner.train_router=false"], capsys)
+    assert "learner.attention" in refused(["model=Qwen3-14B", "learner.attention=sdpa"], capsys)
     assert "lora_targets" in refused(["model=Qwen3-30B-A3B", "learner.lora_targets=q_proj,gate_proj"], capsys)
     assert "learner_ranks=9" in refused(["model=Qwen3-14B", "learner_ranks=9"], capsys)
     assert "tensor_parallel=3" in refused(["model=Qwen3-14B", "tensor_parallel=3"], capsys)
