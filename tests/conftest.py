@@ -6,13 +6,14 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from sandbox import Sandbox, SandboxConfig
+from sandbox.printable import printable
 from tests.support.examples import load_profiles
 from tests.support.runs import Run
 
@@ -33,6 +34,8 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 def pytest_unconfigure(config: pytest.Config) -> None:
     CONVERTED.cleanup()
     reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return  # one of several processes, whose tests the first one reports
     for report in [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]:
         print(f"{report.outcome} in {report.when}: {report.nodeid}")  # short, and the last lines that a log has
 
@@ -43,6 +46,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder in MARKED:
             item.add_marker(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes what a test printed and logged printable: halves of surrogate pairs do not get from process to process."""
+    report = yield
+    report.sections = [(title, printable(text)) for title, text in report.sections]
+    return report
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -30,7 +30,7 @@ from tests.support.sandbox_leftovers import MARK, cgroups_of, folders_and_mounts
 from tests.support.sandbox_level import CGROUPS, OWN_IDS, needs_own_ids
 from tests.support.sandbox_processes import descendants, host_pid, running, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 SLOTS = 8
 BESIDE = 3  # honest calls that run while an attack does
 TOGETHER = 4 if OWN_IDS else 1  # attacks by sessions at a time: a fork bomb may take what all of one id may fork

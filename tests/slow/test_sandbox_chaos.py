@@ -19,10 +19,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from sandbox import Limits, Sandbox, SandboxConfig, Tier
 from tests.support.sandbox_honest import CLEAN, PATIENT, Honest, honest
 from tests.support.sandbox_leftovers import cgroups_of, folders_and_mounts, processes_below, system_v_objects
 from tests.support.sandbox_processes import descendants, host_pid, parent_of, running, until
+
+pytestmark = pytest.mark.alone
 
 CHAOS_S = float(os.environ.get("ROCSTAR_CHAOS_S", "10"))
 SLOTS, CALLERS, TALKERS = 8, 24, 6

@@ -75,7 +75,7 @@ async def test_what_an_answer_says_is_not_taken_for_a_placeholder():
         (500, {}, "{}"),
         (429, {}, "{}"),
         (503, {}, "busy"),
-        CLOSE,
+        pytest.param(CLOSE, id="closed"),
         (200, {}, "no JSON"),
         (200, {}, '{"choices": []}'),
         (200, {}, "[]"),

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 from tests.support.runs import SMALL, Run, command, metrics
 from tests.support.tensor_parallel import shared_memory
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.alone]
 
 
 @pytest.mark.parametrize("transfer", ["gloo", pytest.param("shm", marks=pytest.mark.campaign)])

@@ -189,6 +189,7 @@ def test_staleness_is_bounded_where_steps_overlap_and_groups_oversample_stop_and
     assert sum(row["groups/refilled"] for row in rows) > 0
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) -> None:
     before = shared_memory()
@@ -210,6 +211,7 @@ def test_ctrl_c_ends_it_with_nothing_left(started: list[Run], tmp_path: Path) ->
     assert (tmp_path / "quickstart" / "reward.png").exists()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_ctrl_c_while_engines_start_waits_for_none(started: list[Run], tmp_path: Path) -> None:
     """An engine that stands still is one that never answers: vLLM's thread would wait for it."""
@@ -230,6 +232,7 @@ def test_ctrl_c_while_engines_start_waits_for_none(started: list[Run], tmp_path:
     assert shared_memory() == before
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_while_it_starts_it_says_what_it_waits_for_and_can_be_interrupted(started: list[Run], tmp_path: Path) -> None:
     before = shared_memory()

@@ -34,6 +34,8 @@ from tests.support.sandbox_processes import (
     zygote_pid,
 )
 
+pytestmark = pytest.mark.alone
+
 LONG = Limits(wall_s=60, cpu_s=60)
 FREEZER = Path("/sys/fs/cgroup/freezer")
 

@@ -15,6 +15,8 @@ from sandbox.config import NO_JAIL
 from tests.support.sandbox_hosts import host_process
 from tests.support.sandbox_processes import descendants, host_pid, until
 
+pytestmark = pytest.mark.alone
+
 CONFIG = SandboxConfig(slots=2, isolation="none", tiers=(Tier(name="bare", preload=("math", "random")),))
 
 

@@ -171,7 +171,6 @@ async def test_a_prompt_may_name_a_reward_that_sees_the_group():
         Together(KeyError("x")),
         Together(1.0, 2.0, 3.0),
     ],
-    ids=repr,
 )
 async def test_a_monitor_with_a_bug_changes_nothing(monitor):
     reward = WeightedGroup({"correct": (1.0, gives(1.0)), "look": (0.0, monitor), "tokens": (0.0, lengths)})
