@@ -15,6 +15,7 @@ ui.perfetto.dev, learner_operators.txt). Sampling costs time: compare profiles w
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,9 +24,12 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+
+import psutil
 
 from bench.drawing.flame_graph import flame_graph
 from bench.measuring.stacks import Stack, read, speedscope, working, write_text
@@ -38,6 +42,7 @@ FOLDER = Path("runs/bench")
 LINES = 5  # lines shown of each process
 STOP_S = 60.0
 LOOK_S = 0.1
+HELD_S = 2.0  # a sample holds a process for some milliseconds
 _LIBRARY = ("site-packages/", "lib/python", "<")
 
 
@@ -127,15 +132,60 @@ def profiled(recipe: Path, fields: Sequence[str], *, steps: int, rate: int, fold
                 spying = subprocess.Popen(
                     [*command, "--output", str(raw), "--pid", str(going.pid)], stderr=subprocess.DEVNULL
                 )
+                release(going, spying)
             code = going.wait()
         finally:
             going.terminate()
             if spying is not None:
-                spying.send_signal(signal.SIGINT)  # it writes what it has, and does not always end by itself
-                spying.wait(STOP_S)
+                _stop(spying)
     if code:
         raise subprocess.CalledProcessError(code, run)
     return folder / "run"
+
+
+def release(run: subprocess.Popen[bytes], spying: subprocess.Popen[bytes]) -> None:
+    """Waits for the end of the run, and stops py-spy if it holds one of the run's processes.
+
+    py-spy stops a process for each sample, and does not let one go that is killed meanwhile (its issue 732). The run
+    then waits for that process without end.
+    """
+    held: dict[int, float] = {}  # since when
+    while run.poll() is None and spying.poll() is None:
+        stopped = _stopped(run.pid)
+        now = time.monotonic()
+        held = {pid: held.get(pid, now) for pid in stopped}
+        if stuck := [pid for pid, since in held.items() if now - since > HELD_S]:
+            names = ", ".join(stopped[pid] for pid in stuck)
+            say(f"py-spy held {names}: sampling ends here, so that the run can go on")
+            _stop(spying)
+            for pid in stuck:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)  # a tracer that ends leaves its SIGSTOP behind
+            return
+        time.sleep(LOOK_S)
+
+
+def _stopped(root: int) -> dict[int, str]:
+    """Returns the run's processes that a tracer has stopped, by process id, as "name (process id)"."""
+    names = {}
+    with suppress(psutil.NoSuchProcess):
+        top = psutil.Process(root)
+        for process in (top, *top.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_TRACING_STOP:
+                    names[process.pid] = f"{process.name()} ({process.pid})"
+    return names
+
+
+def _stop(spying: subprocess.Popen[bytes]) -> None:
+    """Has py-spy write what it sampled, and ends it."""
+    spying.send_signal(signal.SIGINT)
+    try:
+        spying.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        spying.kill()
+        spying.wait()
+        say(f"py-spy did not end within {STOP_S:.0f} s and was killed")
 
 
 def has_begun(metrics: Path, going: subprocess.Popen[bytes]) -> bool:

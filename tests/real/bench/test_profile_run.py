@@ -9,8 +9,10 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import psutil
 import pytest
 
+from bench.commands.profile import release
 from tests.support.paths import ROOT
 
 RECIPE = f"""
@@ -78,3 +80,32 @@ def test_a_profile_names_the_stage_and_the_line_that_holds_the_loop_up(tmp_path:
     assert roles & {"node", "replica", "learner"}
     lines = set(re.findall(r"<module> \(\S*thoughtless\.py:(\d+)\)", (folder / "profile.txt").read_text()))
     assert lines <= {str(len(RECIPE.splitlines()))}, "what starting takes, imports say, is left out"
+
+
+HOLDS = """
+import ctypes, os, signal, sys, time
+attach = 16  # PTRACE_ATTACH: the process stays stopped as long as its tracer lives
+assert ctypes.CDLL(None).ptrace(attach, int(sys.argv[1]), 0, 0) == 0
+signal.signal(signal.SIGINT, lambda *_: sys.exit())
+while True:
+    time.sleep(1)
+"""
+RUNS = "import subprocess, sys; sys.exit(subprocess.run(['sleep', '3']).returncode)"
+
+
+def test_a_sampler_that_holds_a_process_of_the_run_is_stopped_and_the_run_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = subprocess.Popen([sys.executable, "-c", RUNS])
+    while not (below := psutil.Process(run.pid).children()):
+        pass
+    spying = subprocess.Popen([sys.executable, "-c", HOLDS, str(below[0].pid)])
+    try:
+        release(run, spying)
+        assert run.wait(timeout=30) == 0
+        assert spying.poll() == 0
+    finally:
+        for process in (spying, run):
+            process.kill()
+            process.wait()
+    assert f"py-spy held sleep ({below[0].pid})" in capsys.readouterr().err
