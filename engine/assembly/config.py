@@ -220,15 +220,15 @@ class TrainingConfig:
         return "bfloat16" if "bfloat16" in dtypes else "float32"
 
 
-def config_fields(checkpoint: Path) -> dict[str, Any]:
-    """Returns what a checkpoint's config.json holds. Raises ValueError for a file that cannot be read."""
+def config_fields(checkpoint: Path, option: str = "checkpoint") -> dict[str, Any]:
+    """Returns what a checkpoint's config.json holds. Raises ValueError, which names the option, for none to be read."""
     path = checkpoint / "config.json"
     try:
         fields = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"checkpoint: cannot read {str(path)!r}: {error}. Fix: give a Hugging Face folder") from error
+        raise ValueError(f"{option}: cannot read {str(path)!r}: {error}. Fix: give a Hugging Face folder") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"checkpoint: {str(path)!r} must hold an object. Fix: give a Hugging Face folder")
+        raise ValueError(f"{option}: {str(path)!r} must hold an object. Fix: give a Hugging Face folder")
     return fields
 
 

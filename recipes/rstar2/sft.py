@@ -115,8 +115,7 @@ class Config:
             for path in getattr(self, name):
                 if not path.exists():
                     raise ValueError(f"{name}: {str(path)!r} does not exist")
-        if not (self.model / "config.json").is_file():
-            raise ValueError(f"model: no config.json in {str(self.model)!r}. Fix: give a Hugging Face folder")
+        described = config_fields(self.model, "model")
         require_fields(self, at_least(1), "max_tokens", "batch_size", "eval_every", "checkpoint_every", "format_tokens")
         if self.epochs <= 0 or (self.steps is not None and self.steps < 1):
             raise ValueError(f"epochs and steps must be positive, got {self.epochs} and {self.steps}")
@@ -125,7 +124,7 @@ class Config:
         if self.learner.steps is not None:
             raise ValueError(f"learner.steps is that of the run. Fix: steps={self.learner.steps} in its place")
         self.learner.check_ranks(self.plan.learner_ranks)  # and the plan's own checks, before anything starts
-        self.learner.check_model(config_fields(self.model))
+        self.learner.check_model(described)
 
     @property
     def plan(self) -> DevicePlan:

@@ -44,6 +44,12 @@ def test_the_learners_fields_are_options(data):
     assert (learner.steps, learner.warmup_steps, learner.lr_at(100)) == (None, 7, 1e-3)
 
 
+def test_a_model_whose_description_cannot_be_read_is_named_by_its_option(data, tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=f"^model: cannot read '{tmp_path}/config.json'"):
+        Config(model=tmp_path, data=(data,))
+
+
 def test_on_gpus_each_is_a_rank_of_the_learner(data):
     config = Config(model=TINY, data=(data,), devices=(0, 1))
     assert config.plan.learner_devices == (0, 1)
