@@ -136,23 +136,10 @@ class OpenWorkspace:
                 return ToolReply(outcome="error", text=str(error))
 
     async def _call(self, tool: str, arguments: Mapping[str, str]) -> ToolReply:
-        if tool == "list_files":
-            lines = [f"{path}  {len(content)}" for path, content in sorted(self.snapshot.files.items())]
-            return self._ok("\n".join(lines) or "(no files)")
-        path = clean_path(arguments["path"], self._root)
-        match tool:
-            case "read_file":
-                return self._ok(self.snapshot.text(path))
-            case "write_file":
-                self.snapshot = self.snapshot.written(path, arguments["text"])
-            case "replace_text":
-                self.snapshot = self.snapshot.replaced(path, arguments["old"], arguments["new"])
-            case _:
-                words = arguments.get("arguments", "").split()
-                return await self._run(path, words, arguments.get("input", ""))
-        return self._ok(f"{path}: {len(self.snapshot.files[path])} bytes")
-
-    def _ok(self, text: str) -> ToolReply:
+        if tool == "run_python":
+            words = arguments.get("arguments", "").split()
+            return await self._run(clean_path(arguments["path"], self._root), words, arguments.get("input", ""))
+        self.snapshot, text = edited(self.snapshot, tool, arguments, self._root)
         return ToolReply(outcome="ok", text=clip(text, self._owner.output_chars))
 
     async def _run(self, path: str, words: list[str], stdin: str) -> ToolReply:
@@ -191,6 +178,21 @@ class OpenWorkspace:
         except ValueError as error:
             return joined(f"Error: {str(error)[:300]}", UNCHANGED)
         return ""
+
+
+def edited(snapshot: Snapshot, tool: str, arguments: Mapping[str, str], root: str = "") -> tuple[Snapshot, str]:
+    """Returns the files after a call of a tool that runs nothing, and its reply. Raises BadEdit or KeyError."""
+    if tool == "list_files":
+        lines = [f"{path}  {len(content)}" for path, content in sorted(snapshot.files.items())]
+        return snapshot, "\n".join(lines) or "(no files)"
+    path = clean_path(arguments["path"], root)
+    if tool == "read_file":
+        return snapshot, snapshot.text(path)
+    if tool == "write_file":
+        after = snapshot.written(path, arguments["text"])
+    else:
+        after = snapshot.replaced(path, arguments["old"], arguments["new"])
+    return after, f"{path}: {len(after.files[path])} bytes"
 
 
 def ending_of(status: int | None, wall_s: float) -> tuple[str, str]:

@@ -44,6 +44,19 @@ def test_recipe_writes_a_checkpoint_that_loads(tmp_path):
     assert [figures[name]["n"] for name in ("after_craft", "sampled", "greedy")] == [4, 4, 4]
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("recipe", ["sql", "files"])
+def test_a_model_for_the_tools_can_be_trained_by_their_recipe(recipe, tmp_path):
+    output = tmp_path / "agent"
+    made = [str(ROOT / "recipes" / "tools" / "cold_start.py"), f"recipe={recipe}", "craft_steps=2", "manners_steps=1"]
+    trained = [str(ROOT / "recipes" / "tools" / f"{recipe}.py"), f"model={output}", f"runs={tmp_path}", "steps=1"]
+    small = ["prompts_per_step=1", "group_size=2", "eval_problems=1", "replicas=1", "slots=2", "rollout.max_tokens=256"]
+    for command in ([*made, f"output={output}"], [*trained, *small]):
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=140)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert len(AutoTokenizer.from_pretrained(output)) == 768
+
+
 def test_figures_are_shares_of_what_was_graded():
     lost = RolloutError(boundary=Boundary.SANDBOX, message="lost")
     assert shares(

@@ -8,9 +8,9 @@ import pytest
 
 from engine.console.options import parse
 from recipes.tiny.task import Mix
-from recipes.tools.demonstrations import demonstrations
 from recipes.tools.generated_databases import COLUMNS, find, names_of, questions
 from recipes.tools.sql import Config
+from recipes.tools.sql_demonstrations import demonstrations
 
 LOOK = '{"name": "query", "arguments": {"sql": "SELECT * FROM '
 
