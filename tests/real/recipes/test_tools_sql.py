@@ -16,11 +16,11 @@ from engine.ports import GraderUnavailable
 from engine.telemetry.metrics import tool_error_share
 from recipes.tiny.task import Mix
 from recipes.tools.database import DatabaseFile, Databases, SqlLimits
-from recipes.tools.demonstrations import demonstrations
 from recipes.tools.generated_databases import find, questions, tells
 from recipes.tools.guest import TOOLS
 from recipes.tools.soundness import question_check, require_sound, verdicts_of
 from recipes.tools.spider import DatabaseFolder, read_questions
+from recipes.tools.sql_demonstrations import demonstrations
 from recipes.tools.sql_reward import SqlReward, WrongReference, same_rows
 from sandbox import Sandbox, SandboxConfig
 from tests.support.fakes import a_prompt
