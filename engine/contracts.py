@@ -113,7 +113,8 @@ async def check_world(world: World, prompt: Prompt, tool: str, good: Mapping[str
             reply = await first.call(tool, arguments)
             assert isinstance(reply, ToolReply), f"a tool answers with a ToolReply, not {reply!r}"
         assert second.state() == beginning, "a trajectory changed another one's state"
-        await _check_cancellable(lambda: second.call(tool, good))
+        if await _check_cancellable(lambda: second.call(tool, good)):
+            assert second.state() == beginning, "a cancelled call changed the state"
         assert (await second.call(tool, good)).outcome == "ok", "a call after a cancelled one succeeds"
 
 
@@ -361,17 +362,21 @@ def _leave(policy: Balancer, state: dict[int, str | int], done: set[int], key: i
     done.add(key)
 
 
-async def _check_cancellable(operation: Callable[[], Any]) -> None:
-    """Checks that an operation in flight ends when it is cancelled, and does not swallow the cancellation."""
+async def _check_cancellable(operation: Callable[[], Any]) -> bool:
+    """Checks that an operation in flight ends when it is cancelled, and does not swallow the cancellation.
+
+    Returns whether it was in flight: one that awaits nothing has ended before it can be cancelled.
+    """
     coroutine = operation()
     assert inspect.isawaitable(coroutine), "a call must be awaitable"
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_awaited(coroutine))
         await asyncio.sleep(0)
         if task.done():
-            return
+            return False
         task.cancel()
     assert task.cancelled(), "the cancellation was swallowed"
+    return True
 
 
 async def _awaited(awaitable: Any) -> Any:

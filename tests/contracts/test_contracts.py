@@ -126,6 +126,43 @@ async def test_a_bad_tool_is_found(tool, error):
         await contracts.check_tool(tool, {"code": "x"})
 
 
+class Counter:
+    """A world whose one tool counts: `call` changes the state after its only await."""
+
+    name = "counter"
+    tools = (ports.ToolSpec(name="add", description="Adds one.", parameters={"type": "object", "properties": {}}),)
+
+    def __init__(self, hasty: bool = False) -> None:
+        self.hasty = hasty
+
+    @contextlib.asynccontextmanager
+    async def open(self, prompt):
+        yield Count(self.hasty)
+
+
+class Count:
+    def __init__(self, hasty):
+        self.hasty, self.value = hasty, 0
+
+    async def call(self, tool, arguments):
+        if self.hasty:
+            self.value += 1
+        await asyncio.sleep(0)
+        if not self.hasty:
+            self.value += 1
+        return ToolReply(outcome="ok", text=str(self.value))
+
+    def state(self):
+        return str(self.value).encode()
+
+
+async def test_a_world_whose_cancelled_call_leaves_an_effect_is_found():
+    prompt = TRAJECTORIES[0].prompt
+    await contracts.check_world(Counter(), prompt, "add", {})
+    with pytest.raises(AssertionError, match="cancelled"):
+        await contracts.check_world(Counter(hasty=True), prompt, "add", {})
+
+
 async def test_a_bad_session_runner_is_found():
     class Unordered(ScriptedSessions):
         @contextlib.asynccontextmanager
