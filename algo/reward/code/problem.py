@@ -19,7 +19,7 @@ from sandbox.require import at_least, one_of, require
 Rule = Literal["exact", "lines", "tokens", "numbers"]
 
 
-class FunctionTests(msgspec.Struct, frozen=True, kw_only=True, tag="functions"):
+class FunctionTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="functions"):
     """Tests in Python, each a text of its own; one that raises has failed.
 
     setup: runs before them, trusted as they are. functions: the names that they call; the program has to define them,
@@ -45,7 +45,7 @@ class FunctionTests(msgspec.Struct, frozen=True, kw_only=True, tag="functions"):
         refuse_unsafe(self)
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A standard input and what may be printed for it, any one of `expected`."""
 
     stdin: str
@@ -56,7 +56,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("expected must hold at least one text, got none")
 
 
-class ProgramTests(msgspec.Struct, frozen=True, kw_only=True, tag="programs"):
+class ProgramTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="programs"):
     """Inputs and outputs of a whole program.
 
     rule: how what is printed is compared, see `algo.reward.code.compare`. tolerance: of "numbers", absolute and
@@ -88,7 +88,7 @@ class ProgramTests(msgspec.Struct, frozen=True, kw_only=True, tag="programs"):
 Tests = FunctionTests | ProgramTests
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """name: of the problem in its data set. hidden: what grades. public: what a model may run; None: nothing."""
 
     name: str

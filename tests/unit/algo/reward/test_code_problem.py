@@ -86,6 +86,22 @@ def test_setup_and_checker_are_looked_at_too() -> None:
             '{"name": "a", "hidden": {"type": "programs", "rule": "x", "cases": [{"stdin": "", "expected": ["1"]}]}}',
             "rule",
         ),
+        (
+            '{"name": "a", "hidden": {"type": "functions", "functions": ["f"], "tests": ["f()"], "in_plce": true}}',
+            "in_plce",
+        ),
+        (
+            '{"name": "a", "hidden": {"type": "programs", "cases": [{"stdin": "", "expected": ["1"]}], "ruel": "x"}}',
+            "ruel",
+        ),
+        (
+            '{"name": "a", "hidden": {"type": "programs", "cases": [{"stdin": "", "expected": ["1"], "stdn": "2"}]}}',
+            "stdn",
+        ),
+        (
+            '{"name": "a", "hidden": {"type": "functions", "functions": ["f"], "tests": ["f()"]}, "pubic": null}',
+            "pubic",
+        ),
         ("42", "Problem"),
     ],
 )
