@@ -43,6 +43,7 @@ LINES = 5  # lines shown of each process
 STOP_S = 60.0
 LOOK_S = 0.1
 HELD_S = 2.0  # a sample holds a process for some milliseconds
+OWN = {"runs", "name", "fresh"}  # options that `profiled` gives the run
 _LIBRARY = ("site-packages/", "lib/python", "<")
 
 
@@ -58,6 +59,11 @@ class Options:
         if not self.recipe.is_file():
             raise ValueError(f"recipe must be a file, recipes/quickstart.py say, got {str(self.recipe)!r}")
         require_fields(self, at_least(1), "steps", "rate")
+        if own := OWN & {each.partition("=")[0] for each in self.fields}:
+            raise ValueError(
+                f"{min(own)} cannot be given: the profiled run has a folder of its own, which goes with the command. "
+                "Fix: leave it out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +140,10 @@ def profiled(recipe: Path, fields: Sequence[str], *, steps: int, rate: int, fold
                 )
                 release(going, spying)
             code = going.wait()
+        except KeyboardInterrupt:
+            with suppress(subprocess.TimeoutExpired):
+                going.wait(STOP_S)  # Ctrl-C reached it too, and it writes to the folder until it has ended
+            raise
         finally:
             going.terminate()
             if spying is not None:
@@ -232,6 +242,9 @@ def main(argv: Sequence[str]) -> int:
         except subprocess.CalledProcessError as error:
             print(f"error: the run ended with exit code {error.returncode}; see above", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            say("interrupted: no profile was written")
+            return 130
         stacks, waited = working(read(folder / "profile.txt"))
         if not stacks:
             print("error: the run ended before a step could be profiled. Fix: more steps", file=sys.stderr)

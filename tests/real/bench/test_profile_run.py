@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -80,6 +82,36 @@ def test_a_profile_names_the_stage_and_the_line_that_holds_the_loop_up(tmp_path:
     assert roles & {"node", "replica", "learner"}
     lines = set(re.findall(r"<module> \(\S*thoughtless\.py:(\d+)\)", (folder / "profile.txt").read_text()))
     assert lines <= {str(len(RECIPE.splitlines()))}, "what starting takes, imports say, is left out"
+
+
+ENDS_LATE = """
+import signal, sys, time
+from pathlib import Path
+
+folder = Path(next(each for each in sys.argv if each.startswith("runs="))[5:])
+try:
+    print("begun", flush=True)
+    time.sleep(100)
+except KeyboardInterrupt:
+    time.sleep(1)
+    (folder / "summary").write_text("")
+    print("ended", flush=True)
+"""
+
+
+def test_ctrl_c_lets_the_run_end_before_its_folder_goes(tmp_path: Path) -> None:
+    recipe = tmp_path / "ends_late.py"
+    recipe.write_text(ENDS_LATE)
+    command = [sys.executable, "-m", "bench", "profile", str(recipe)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as going:
+        assert going.stdout is not None
+        assert going.stdout.readline() == "begun\n"
+        os.killpg(going.pid, signal.SIGINT)
+        printed, errors = going.communicate(timeout=60)
+    assert (going.returncode, printed) == (130, "ended\n"), errors
+    assert "Traceback" not in errors
 
 
 HOLDS = """

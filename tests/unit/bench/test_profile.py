@@ -102,3 +102,8 @@ def test_names_are_cut_before_they_are_escaped(tmp_path):
 def test_a_recipe_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"nowhere\.py"):
         Options(recipe=Path("nowhere.py"))
+
+
+def test_options_that_the_profile_sets_itself_are_refused():
+    with pytest.raises(ValueError, match="runs"):
+        Options(recipe=Path(__file__), fields=("seed=1", "runs=mine"))
