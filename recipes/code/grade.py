@@ -59,6 +59,8 @@ class Config:
         require_fields(self, positive, "test_cpu_s", "test_memory_mb")
         for each in self.k:
             require("k", each, at_least(1))
+        if self.output is not None and (self.output.is_dir() or not self.output.parent.is_dir()):
+            raise ValueError(f"output must be a file in a folder that exists, got {str(self.output)!r}")
         open_table(self.data)
         if self.samples is not None:
             open_table(self.samples)
@@ -230,6 +232,9 @@ def main(config: Config) -> int:
     except (ValueError, SandboxUnavailable) as error:
         print(f"grade.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("grade.py: interrupted; no results were written", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

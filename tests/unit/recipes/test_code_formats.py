@@ -237,3 +237,11 @@ def test_grade_says_which_file_is_missing(capsys) -> None:
 def test_pass_at_k_is_over_problems_with_as_many_samples() -> None:
     assert estimates({"a": [True, False, False, False], "b": [False]}, (1, 2, 8)) == {"pass@1": 0.125, "pass@2": 0.5}
     assert estimates({}, (1,)) == {}
+
+
+@pytest.mark.parametrize("output", [".", "nowhere/results.jsonl"])
+def test_results_that_could_not_be_written_are_refused_before_programs_are_graded(tmp_path, output):
+    data = tmp_path / "problems.jsonl"
+    data.write_text("{}\n")
+    with pytest.raises(ValueError, match="output"):
+        GradeConfig(data=data, output=tmp_path / output)
