@@ -25,13 +25,14 @@ from engine.assembly.config import TrainingConfig
 from engine.assembly.training import training
 from engine.programs.main import main
 from engine.recipe import Recipe, Run
+from engine.replica.port import MOST_TOP
 from engine.teacher.config import TeacherConfig
 from engine.teacher.opened import teacher_of
 from engine.telemetry.watchdog import exit_process
 from recipes.options import ADVANTAGES, EvalOptions, SandboxOptions
 from recipes.tiny.task import prompts, python_tool
 from sandbox import TIERS
-from sandbox.require import at_least, positive, require
+from sandbox.require import at_least, positive, require, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,7 @@ class Config(EvalOptions, SandboxOptions):
     def __post_init__(self) -> None:
         require("reward_weight", self.reward_weight, at_least(0))
         require("kl_clip", self.kl_clip, positive)
+        require("top_k", self.top_k, within(f"[0, {MOST_TOP}]"))
         if self.direction == "forward" and not self.top_k:
             raise ValueError(
                 "direction=forward compares the teacher's likeliest tokens, and top_k is 0. Fix: top_k=8, or leave "

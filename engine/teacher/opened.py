@@ -19,6 +19,7 @@ from engine.rollout.chat_template import ChatTemplate
 from engine.teacher.config import ROOM, TeacherConfig
 from engine.teacher.endpoint import endpoint_of
 from engine.teacher.teacher import Scores, Teacher
+from engine.teacher.vocabulary import vocabulary
 from engine.telemetry.timeline import Timeline
 
 
@@ -42,10 +43,17 @@ async def teacher_of(
     fields = json.loads((student / "config.json").read_text())
     tokens = int(fields.get("text_config", fields)["vocab_size"])
     config.check_student(student, max_tokens=max_tokens)
+    known = max(vocabulary(student)) + 1
 
     def teacher(scorer: Scores, trouble: Callable[[], str] = lambda: "") -> Teacher:
         return Teacher(
-            scorer, name=config.teacher, top=config.top, deadline_s=config.deadline_s, tokens=tokens, trouble=trouble
+            scorer,
+            name=config.teacher,
+            top=config.top,
+            deadline_s=config.deadline_s,
+            tokens=tokens,
+            known=known,
+            trouble=trouble,
         )
 
     if config.is_url:

@@ -10,6 +10,7 @@ Invariants
 - A turn is scored by the same tokens in every case, so that a resumed run gets what the first one got, if the teacher
   computes the same (on the CPU it does).
 - A teacher that gives no scores within its deadline ends the run with TeacherLost; there is never a made-up score.
+- A trajectory in which the student sampled an id that only pads, which a teacher may have no row for, has failed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from engine.rollout.rollout import Tally
 from engine.rollout.source import RolloutSource
 from engine.run.journal import Log
 from engine.teacher.meter import OverlapMeter
-from engine.types import Group, Ids, Prompt, Segment, TokenScores, Trajectory
+from engine.types import (
+    Boundary,
+    Group,
+    Ids,
+    Prompt,
+    RolloutError,
+    Segment,
+    StopReason,
+    TokenScores,
+    Trajectory,
+)
 
 
 class TeacherLost(RuntimeError):
@@ -53,8 +64,8 @@ class Scores(Protocol):
 
 
 class Teacher:
-    """`async with teacher_of(...) as teacher`. name: for messages. tokens: ids of the student lie below it. trouble:
-    returns why there are no scores at present; "" if nothing is known.
+    """`async with teacher_of(...) as teacher`. name: for messages. tokens: ids of the student lie below it, and those
+    from `known` on only pad. trouble: returns why there are no scores at present; "" if nothing is known.
     """
 
     def __init__(
@@ -65,9 +76,10 @@ class Teacher:
         top: int,
         deadline_s: float,
         tokens: int,
+        known: int,
         trouble: Callable[[], str] = lambda: "",
     ) -> None:
-        self.name, self.top = name, top
+        self.name, self.top, self.known = name, top, known
         self.meter = OverlapMeter()
         self._scorer, self._deadline_s, self._tokens, self._trouble = scorer, deadline_s, tokens, trouble
 
@@ -166,7 +178,8 @@ class ScoredRollouts:
                     return asked[key]
 
                 def turn_ended(ids: Sequence[int], start: int) -> None:
-                    ask(np.array(ids, np.int32), start)
+                    if max(ids) < self.teacher.known:
+                        ask(np.array(ids, np.int32), start)
 
                 tally.turn_ended = turn_ended
                 meter.change(clock.now(), rolling=1)
@@ -174,6 +187,7 @@ class ScoredRollouts:
                     trajectory = await self.rollouts.run(prompt, sample, group, tally=tally, log=log)
                 finally:
                     meter.change(clock.now(), rolling=-1)
+                trajectory = self._checked(trajectory)
                 if trajectory.error is None:
                     wanted = [
                         [(turn.start, ask(part.token_ids_T[: turn.end], turn.start)) for turn in part.turns]
@@ -192,6 +206,15 @@ class ScoredRollouts:
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         return trajectory
+
+    def _checked(self, trajectory: Trajectory) -> Trajectory:
+        """Returns it as failed if it has an id that only pads."""
+        highest = max(int(part.token_ids_T.max(initial=0)) for part in trajectory.parts)
+        if trajectory.error is not None or highest < self.teacher.known:
+            return trajectory
+        message = f"the student sampled id {highest}, which only pads: its tokens end at {self.teacher.known - 1}"
+        error = RolloutError(boundary=Boundary.REPLICA, message=message)
+        return replace(trajectory, stop=StopReason.ERROR, error=error)
 
     async def _joined(
         self, part: Trajectory | Segment, turns: Sequence[tuple[int, asyncio.Task[TokenScores]]]

@@ -46,10 +46,10 @@ def vocabulary(folder: Path) -> dict[int, str]:
 
 
 def _differ(ours: Mapping[int, str], theirs: Mapping[int, str]) -> str:
-    """Returns how two vocabularies differ, with the first ids that do."""
+    """Returns how two vocabularies differ, the teacher's first, with the first ids that do."""
     numbers = sorted(number for number in {*ours, *theirs} if ours.get(number) != theirs.get(number))
-    examples = ", ".join(f"{number} is {ours.get(number)!r} and {theirs.get(number)!r}" for number in numbers[:SHOWN])
+    examples = ", ".join(f"{number} is {theirs.get(number)!r} and {ours.get(number)!r}" for number in numbers[:SHOWN])
     return (
-        f"{len(ours)} and {len(theirs)} tokens, of which {len(numbers)} differ: {examples}. "
+        f"{len(theirs)} and {len(ours)} tokens, of which {len(numbers)} differ: {examples}. "
         "Fix: a teacher with the student's tokenizer"
     )

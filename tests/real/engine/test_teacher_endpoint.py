@@ -206,7 +206,9 @@ async def test_a_teacher_that_is_gone_is_named_with_the_cause():
         server(lambda body: (503, {})) as (url, _),
         endpoint_of(config_of(url), sleep=at_once) as endpoint,
     ):
-        teacher = Teacher(endpoint, name=url, top=0, deadline_s=0.2, tokens=512, trouble=lambda: endpoint.trouble)
+        teacher = Teacher(
+            endpoint, name=url, top=0, deadline_s=0.2, tokens=512, known=512, trouble=lambda: endpoint.trouble
+        )
         with pytest.raises(TeacherLost, match=r"HTTP 503.*Fix: start the server again"):
             await teacher.score([5, 6, 7], 1)
 
@@ -230,7 +232,7 @@ async def test_a_server_that_takes_a_request_and_never_answers_is_given_up_at_th
     try:
         config = config_of(f"http://{host}:{port}/v1", deadline_s=deadline_s)
         async with endpoint_of(config) as endpoint, asyncio.timeout(10):
-            teacher = Teacher(endpoint, name="t", top=0, deadline_s=deadline_s, tokens=512)
+            teacher = Teacher(endpoint, name="t", top=0, deadline_s=deadline_s, tokens=512, known=512)
             with pytest.raises(ReplicaDied, match="does not answer"):
                 await endpoint.check(CHAT, TINY, longest=200)
             with pytest.raises(TeacherLost, match="no scores within"):

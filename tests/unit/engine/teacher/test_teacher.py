@@ -40,7 +40,7 @@ class Scorer(Gate):
 
 
 def teacher_of(scorer, **options):
-    return Teacher(scorer, **{"name": "t", "top": 0, "deadline_s": 60.0, "tokens": 1000, **options})
+    return Teacher(scorer, **{"name": "t", "top": 0, "deadline_s": 60.0, "tokens": 1000, "known": 1000, **options})
 
 
 def check(part):
@@ -167,6 +167,20 @@ async def test_a_number_that_is_none_is_refused_with_its_place(value):
 async def test_a_likely_token_that_the_student_lacks_is_refused():
     with pytest.raises(TeacherLost, match="id 3 among its likeliest"):
         await teacher_of(Scorer(), top=4, tokens=3).score([1, 2, 3, 4], 2)
+
+
+async def test_a_trajectory_with_a_token_that_only_pads_has_failed_and_is_not_scored():
+    scorer = Scorer()
+    async with Setup([call("1") + END], [ANSWER]) as node:
+        whole = await node.rollouts.run(a_prompt(), 0, 0)
+    last = whole.turns[-1]
+    highest = int(whole.token_ids_T[last.start : last.end].max())
+    async with Setup([call("1") + END], [ANSWER]) as node:
+        trajectory = await teacher_of(scorer, known=highest).scores(node.rollouts).run(a_prompt(), 0, 0)
+    assert trajectory.stop is StopReason.ERROR
+    assert f"id {whole.token_ids_T.max()}, which only pads" in trajectory.error.message
+    assert trajectory.teacher is None
+    assert all(max(ids) < highest for ids, _ in scorer.asked)
 
 
 async def test_a_teachers_replica_that_dies_is_replaced_and_the_turn_is_scored_again():
