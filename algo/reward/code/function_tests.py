@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from algo.reward.code.guest.plain import encode
 from algo.reward.code.problem import FunctionTests
 from algo.reward.code.programs import guest_program, with_imports
 from algo.reward.code.runs import Graded, run
@@ -34,12 +35,15 @@ from sandbox.wire import Limits, ToolResult
 
 Call = tuple[str, str]
 """A function's name and its arguments as `guest.plain.encode` writes them."""
-Answer = str | None
-"""A line of the program about one call; None if there was none within the limits."""
+Answer = str
+"""A line of the program about one call, or ours about one that ended it."""
 
 MOST_CALLS = 20_000  # of one grading
 MOST_ROUNDS = 500  # of one grading: one for each call that waits for the result of another
 REPLY_BYTES = 16 << 20  # of the tests' process, which names the arguments of a call; the limit of a test may be lower
+
+
+ENDED = {"ok": "ended", "timeout": "took too long", "memory": "took too much memory", "output": "wrote too much"}
 
 
 class TooManyCalls(ValueError):
@@ -118,7 +122,7 @@ async def call_functions(
         if first != "loaded":
             return _not_loaded(first, result), []
         lines = lines[:-1][: len(rest)]  # what follows the last line break was cut off
-        answers += lines or [None]
+        answers += lines or [encode(["lost", f"the program {ENDED.get(result.outcome, ENDED['ok'])} within a call"])]
         if stop and not lines:
             break
     return None, answers

@@ -74,8 +74,11 @@ async def _complaint(program: str, case: Case, tests: ProgramTests, runner: Tool
     """Returns why a case has failed, "" if it passed."""
     result = await run(runner, program, case.stdin, limits)
     if result.outcome != "ok" or result.truncated:
-        last = result.stderr.strip().rpartition("\n")[2]
-        return f"{result.outcome if result.outcome != 'ok' else 'output'}: {last}"[:200]
+        ended = "output" if result.outcome == "ok" else result.outcome
+        last = result.stderr.strip().rpartition("\n")[2] or (
+            f"exit code {result.exit_code}" if result.exit_code else ""
+        )
+        return f"{ended}: {last}"[:200] if last else ended
     if tests.checker:
         verdict = await _checked(case, result.stdout, tests.checker, runner, limits)
         if verdict not in VERDICTS:
@@ -86,7 +89,7 @@ async def _complaint(program: str, case: Case, tests: ProgramTests, runner: Tool
         right = verdict == "right"
     else:
         right = await asyncio.to_thread(_any, result.stdout, case, tests)  # an output may have a MiB
-    return "" if right else f"printed {result.stdout[:80]!r}"
+    return "" if right else f"printed {result.stdout[:80]!r}, not {case.expected[0][:80]!r}"
 
 
 def _any(printed: str, case: Case, tests: ProgramTests) -> bool:

@@ -34,10 +34,14 @@ class Graded:
 
     @property
     def complaint(self) -> str:
-        """Why the first test failed of those that were run; "" if all passed."""
-        reasons = [detail for passed, detail in zip(self.passed, self.details, strict=True) if not passed]
-        known = [reason for reason in reasons if reason != NOT_RUN]
-        return (known or reasons or [""])[0]
+        """Which test failed first of those that were run, and why; "" if all passed."""
+        failed = [number for number, passed in enumerate(self.passed) if not passed]
+        if not failed:
+            return ""
+        if len(failed) == len(self.details) and len(set(self.details)) == 1:
+            return self.details[0]  # of the program, not of one test
+        first = next((number for number in failed if self.details[number] != NOT_RUN), failed[0])
+        return f"test {first + 1} of {len(self.passed)}: {self.details[first]}"
 
     @property
     def share(self) -> float:

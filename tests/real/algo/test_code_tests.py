@@ -33,6 +33,12 @@ def asserts(*tests: str, setup: str = "") -> FunctionTests:
         ("n = 0\ndef f():\n    global n\n    n += 1\n    return n", "assert [f(), f(), f()] == [1, 2, 3]", True),
         ("def f(x): raise ValueError('no')", EXPECTS_AN_ERROR, True),
         ("class Mine(ValueError): pass\ndef f(x): raise Mine", EXPECTS_AN_ERROR, True),
+        ("def f(x): raise KeyError(x, 'no')", "try:\n    f(1)\n    assert False\nexcept KeyError as error:\n"
+         "    assert error.args == (1, 'no')", True),
+        ("class Mine(ValueError): pass\ndef f(x): raise Mine('no')", "try:\n    f(1)\n    assert False\n"
+         "except ValueError as error:\n    assert str(error) == 'no'", True),
+        ("def f(x): raise ValueError(10**5000)", "f(1)", False),
+        ("def f(x): return 10**5000", "assert f(1) == 1", False),
         ("def f(x): raise KeyError('no')", EXPECTS_AN_ERROR, False),
         ("def f(x): return 1", EXPECTS_AN_ERROR, False),
         ("def f(x): raise SystemExit", SWALLOWS, False),
@@ -159,6 +165,35 @@ async def test_public_tests_are_a_tool(box: Sandbox) -> None:
     for arguments in refused:
         reply = await tool(arguments)
         assert (reply.outcome, reply.executed) == ("error", False)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("def f(x): return x + 1", "test 2 of 2: AssertionError at 'assert f(2) == 4', where f last returned 3"),
+        ("def f(x): raise RecursionError('deep')", "RecursionError: deep"),
+        ("import os\ndef f(x): os._exit(1)", "the program ended within a call"),
+        ("def f(x):\n    while x == 2: pass\n    return 2", "test 2 of 2: the program took too long within a call"),
+        ("def g(x): pass", "NameError: the program defines no f, neither at its top nor in a class Solution"),
+    ],
+)
+async def test_a_complaint_names_the_test_and_what_is_wrong(box: Sandbox, program: str, reason: str) -> None:
+    graded = await CodeGrader(box, limits=LIMITS).grade(program, asserts("assert f(1) == 2", "x = 2\nassert f(2) == 4"))
+    assert graded.complaint == reason
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("print(int(input()) + 1)", "test 2 of 2: printed '3\\n', not '4'"),
+        ("if input() == '2': exit(3)\nprint(2)", "test 2 of 2: error: exit code 3"),
+        ("if input() == '1':\n    while True: pass\nprint(4)", "test 1 of 2: timeout"),
+    ],
+)
+async def test_a_complaint_of_a_whole_program_says_what_was_expected(box: Sandbox, program: str, reason: str) -> None:
+    cases = (Case(stdin="1\n", expected=("2",)), Case(stdin="2\n", expected=("4",)))
+    graded = await CodeGrader(box, limits=LIMITS).grade(program, ProgramTests(cases=cases))
+    assert graded.complaint == reason
 
 
 async def test_a_share_counts_what_passes_behind_a_failure(box: Sandbox) -> None:

@@ -38,7 +38,7 @@ def test_the_likeliest_tokens_make_the_loss_and_nothing_else_does(words, loss):
     ("words", "said"),
     [
         ([], "teacher must be a checkpoint's folder"),
-        ([TEACHER, "top_k=21"], "from 0 to 20"),
+        ([TEACHER, "top_k=21"], "top_k must be in [0, 20], got 21"),
         ([TEACHER, "kl_clip=0"], "kl_clip"),
         ([TEACHER, "reward_weight=-1"], "reward_weight"),
         ([TEACHER, "direction=both"], "direction"),

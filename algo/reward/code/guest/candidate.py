@@ -6,7 +6,7 @@ writes the pair of a tuple and a dict. It prints a line `loaded` and then a line
     ["value", result, changes]     changes: [index, value] of each argument that the call changed
     ["iterator", values, changes]  what a generator or another iterator yields, read to its end
     ["range", [start, stop, step], changes]
-    ["raised", name, message]      name: the closest builtin Exception
+    ["raised", name, arguments]    name: the closest builtin Exception; arguments: what it is made of, a tuple
     ["lost", reason]               the call has no result that tests could look at
 
 or the one line `failed REASON`. What the program itself prints is dropped. The program can forge each line, as it can
@@ -22,6 +22,7 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
     import types
 
     LONGEST_ITERATOR = 100_000  # An endless generator has no result.
+    LONGEST_MESSAGE = 10_000
     request = json.loads(sys.stdin.buffer.read())
     channel = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -33,6 +34,15 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
 
     def ascii_line(error):  # type: ignore[no-untyped-def]
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+    def arguments_of(error, kind):  # type: ignore[no-untyped-def]
+        if type(error).__name__ == kind:
+            try:
+                encode(error.args)
+                return error.args
+            except ValueError:
+                pass
+        return (str(error)[:LONGEST_MESSAGE],)
 
     # A module that can be found, as `dataclasses` and `typing` expect. Its name is not __main__: as in the harnesses of
     # the data sets, what a file does when it is run as a program is not asked for.
@@ -67,7 +77,7 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                     answer = ["lost", f"the iterator has more than {LONGEST_ITERATOR} values"]
         except Exception as error:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
-            answer = ["raised", kind, ascii_line(error)]
+            answer = ["raised", kind, arguments_of(error, kind)]
         except BaseException as error:
             answer = ["lost", ascii_line(error)]
         try:

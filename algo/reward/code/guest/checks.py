@@ -2,7 +2,7 @@
 
 It reads from standard input {"setup", "functions", "tests", "answers", "in_place", "stop", "collect", "most_calls"}:
 `answers` are pairs of call and answer in the order in which the program was called, an answer being a line of
-`candidate` or null. It prints JSON:
+`candidate`. It prints JSON:
 
     {"tests": [[verdict, detail], ...], "calls": [[function, arguments], ...], "complete": bool,
      "refused": [test, reason] or null}
@@ -35,6 +35,7 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
     missing: list = []
     refused: list = []
     lost: list = []
+    latest: list = []  # the function that was called last, and what it returned
     of_program: list = []  # exceptions that stand-ins raised for it
     loops = [0]  # `while` loops around the present statement: what is unknown must not decide how often they turn
 
@@ -77,12 +78,12 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                     tell([])
                 return Unknown()
             line = waiting.pop(0)
-            if line is None:
-                lose("no answer within the limits")
+            latest[:] = [name]
             try:
                 kind, *parts = decode(line)
                 if kind in ("value", "iterator", "range"):
                     result, changes = parts
+                    latest.append(result)
                     if kind != "value":
                         result = iter(result) if kind == "iterator" else range(*result)
                     for index, value in changes if request["in_place"] else []:
@@ -90,7 +91,7 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                     return result
                 if kind == "lost":
                     lose(str(parts[0]))
-                name_of_error, message = parts
+                name_of_error, arguments = parts
                 exception = getattr(builtins, name_of_error)
                 if not issubclass(exception, Exception):
                     raise ValueError(name_of_error)
@@ -99,10 +100,12 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
                     lose(f"the program raised {name_of_error}")
             except (AttributeError, IndexError, TypeError, ValueError):
                 lose("the answer cannot be read")
+            if not isinstance(arguments, tuple):
+                lose("the answer cannot be read")
             try:
-                raised = exception(message)
-            except TypeError:  # UnicodeDecodeError takes five arguments
-                raised = Exception(message)
+                raised = exception(*arguments)
+            except (TypeError, ValueError):  # a subclass's message alone makes no UnicodeDecodeError, say
+                raised = Exception(*arguments)
             of_program.append(raised)
             raise raised
 
@@ -174,11 +177,26 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
         tree.body = [alone(each, False) for each in tree.body]
         return tree
 
+    def told(error, number):  # type: ignore[no-untyped-def]
+        """Returns what is said of a failed test: the error, or where there is no message the line that failed."""
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        if not str(error):
+            place, at = error.__traceback__, 0
+            while place is not None:
+                at = place.tb_lineno if place.tb_frame.f_code.co_filename == f"test {number}" else at
+                place = place.tb_next
+            line = request["tests"][number - 1].splitlines()[at - 1].strip() if at else ""
+            text = f"{type(error).__name__} at {line[:100]!r}"
+            if len(latest) == 2:
+                text += f", where {latest[0]} last returned {latest[1]!r:.60}"
+        return text[:200]
+
     space = {"__name__": "tests", "_NoAnswer": NoAnswer, "_loops": loops}
     verdicts: list = []
     for number, test in enumerate(["", *request["tests"]]):
         random.seed(0)  # the same calls each time
         lost.clear()
+        latest.clear()
         detail = ""
         try:
             if number == 0:
@@ -197,7 +215,10 @@ def main(encode, decode):  # type: ignore[no-untyped-def]
         try:
             exec(code, space)
         except BaseException as error:
-            detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            try:
+                detail = told(error, number)
+            except Exception:  # what the program gave it may have no text: a long integer, a deep list
+                detail = type(error).__name__
             if isinstance(error, ImportError) and error not in of_program and not collect:
                 refused.append(f"it imports what the sandbox lacks: {error}"[:300])
         if collect:
