@@ -104,6 +104,14 @@ class Scored(NamedTuple):
 NOTHING_SCORED = Scored()
 
 
+def _sum_in_order(device: torch.device) -> None:
+    """Makes PyTorch sum in the same order each time on the CPU. Otherwise its threads race for the gradient of a token
+    that three experts or more share. On a GPU nothing is changed.
+    """
+    torch.use_deterministic_algorithms(device.type == "cpu", warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it would write all new memory twice
+
+
 class Trainer:
     """One rank's share of model and optimizer. Every method is a collective: all ranks call it with equal arguments."""
 
@@ -118,6 +126,7 @@ class Trainer:
         self.normalizes = bool(getattr(self.loss, "normalizes", False))
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = choose_device(config.device)
+        _sum_in_order(self.device)
         self.context = context_of(config)  # the ranks that share rows
         self.sharing = config.context_parallel  # how many they are
         self.scorer, self.cost = load(config, source, self.context)

@@ -157,13 +157,17 @@ def _checkpointing(kind: Checkpointing) -> Callable[[Plan], Plan]:
     return change
 
 
-def _wider_replicas(plan: Plan) -> Plan:
-    """Gives each replica twice as many GPUs."""
-    devices = plan.devices
-    if devices.replicas % 2 or not plan.samples:
-        return plan
-    wide = replace(devices, replicas=devices.replicas // 2, tensor_parallel=2 * devices.tensor_parallel)
-    return replace(plan, devices=wide)
+def _wider(times: int) -> Callable[[Plan], Plan]:
+    """Returns the change to replicas of so many times as many GPUs, where their number allows it."""
+
+    def change(plan: Plan) -> Plan:
+        devices = plan.devices
+        if devices.replicas % times or not plan.samples:
+            return plan
+        wide = replace(devices, replicas=devices.replicas // times, tensor_parallel=times * devices.tensor_parallel)
+        return replace(plan, devices=wide)
+
+    return change
 
 
 def _offload(plan: Plan) -> Plan:
@@ -191,7 +195,14 @@ def _shorter(plan: Plan) -> Plan:
     return _learns(replace(plan, max_tokens=longest), micro_batch_tokens=longest)
 
 
-CHANGES = (*map(_checkpointing, KINDS[1:]), _wider_replicas, _offload, *map(_sharing, SHARING), _adapters, _shorter)
+CHANGES = (
+    *map(_checkpointing, KINDS[1:]),
+    *map(_wider, (2, 4)),  # both together: eight times
+    _offload,
+    *map(_sharing, SHARING),
+    _adapters,
+    _shorter,
+)
 
 
 def fitting(plan: Plan) -> Plan | None:
@@ -199,9 +210,13 @@ def fitting(plan: Plan) -> Plan | None:
     for choice in range(2 ** len(CHANGES)):  # a change comes after all subsets of cheaper ones
         changed = plan
         for number, change in enumerate(CHANGES):
-            changed = change(changed) if choice >> number & 1 else changed
-        if not problems(changed):
-            return changed
+            if choice >> number & 1:
+                before, changed = changed, change(changed)
+                if changed == before:  # so this plan was tried without that change
+                    break
+        else:
+            if not problems(changed):
+                return changed
     return None
 
 
@@ -286,7 +301,8 @@ def main(argv: Sequence[str]) -> int:
     for table in tables(plan or asked, config.mean_tokens or (plan or asked).max_tokens // 4):
         console.print(table)
     if plan is None:
-        least = _wider_replicas(_adapters(_offload(asked)))
+        smallest = _adapters(_offload(asked))
+        least = min((_wider(times)(smallest) for times in (1, 2, 4, 8)), key=lambda each: len(problems(each)))
         reasons = "; ".join(problems(least))
         whole = "learner.sharding=full, " if asked.shards < asked.devices.learner_ranks else ""
         how = f", even with {changes}" if (changes := _changes(asked, least)) else ""

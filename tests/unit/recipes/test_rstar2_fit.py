@@ -244,6 +244,8 @@ def test_the_reports_model_fits_on_eight_gpus_without_offload():
         (plan_of(devices=1), "learner.lora_rank=32"),
         (plan_of(model="Qwen3-14B", max_tokens=32768, memory_gb=48), "learner.context_parallel=2"),
         (plan_of(model="Qwen3-14B", memory_gb=36), "tensor_parallel=2"),
+        (plan_of(model="Qwen2-57B-A14B", max_tokens=12288), "tensor_parallel=4"),
+        (plan_of(model="GLM-4.5-Air", max_tokens=12288, devices=16), "tensor_parallel=8"),
     ],
 )
 def test_what_does_not_fit_is_changed_until_it_fits(plan, changed):

@@ -12,7 +12,7 @@ from algo.learner.model.unsharded import UnshardedScorer
 from algo.learner.pack import EMPTY, plan
 from tests.support import algo_mixtures as mixtures
 from tests.support.algo_fakes import batch, write_checkpoint
-from tests.support.algo_gradients import build
+from tests.support.algo_gradients import build, gradient
 
 ROUTER = "mlp.gate.weight"
 ROUTERS = (ROUTER, "mlp.router.weight", "mlp.router.bias")
@@ -272,3 +272,13 @@ def test_the_reference_is_a_mixture_too(tmp_path, source, adapters):
     steps = [subject.train(batch(9))["reference_kl"] for _ in range(3)]
     assert steps[0] == pytest.approx(0, abs=1e-6)
     assert steps[-1] > 1e-6
+
+
+def test_experts_that_share_a_token_add_to_its_gradient_in_the_same_order_each_time(tmp_path):
+    """With three experts a token the order of the sum counts, and two threads race for it where nothing orders them."""
+    checkpoint = mixtures.write(tmp_path, num_experts_per_tok=3, hidden_size=256)
+    trainer = build(checkpoint, tmp_path, threads=2)
+    (minibatch,) = plan(batch(64), minibatches=1, micro_batch_tokens=4096, ranks=1, rank=0, seed=0)
+    first, *others = [gradient(trainer, minibatch)[2] for _ in range(4)]
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
