@@ -22,6 +22,7 @@ from sandbox import SandboxConfig
 from sandbox.require import at_least, none_or, positive, require
 
 EXPERT_COLUMNS = 32  # vLLM's CPU kernels compute so many columns of an expert at a time
+OWN_HEAD = ("deepseek_v3", "glm4_moe", "gpt_oss", "olmoe")  # vLLM gives them a head of its own, tied or not
 BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
 
 
@@ -115,6 +116,12 @@ class TrainingConfig:
         fields = config_fields(self.checkpoint)
         if check_model := getattr(self.learner, "check_model", None):
             check_model(fields)
+        kind = fields.get("model_type", "")
+        if fields.get("tie_word_embeddings") and kind in OWN_HEAD:
+            raise ValueError(
+                f"checkpoint: tie_word_embeddings must be false for {kind!r}, got true: vLLM would sample with a head "
+                "that nothing fills. Fix: a checkpoint with a head of its own"
+            )
         self._check_experts(fields)
         self._check_positions(fields)
         Leases(self.prompts_per_step, self.max_staleness)

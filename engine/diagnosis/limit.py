@@ -75,7 +75,10 @@ def diagnose(
     """
     newest = [row for row in rows if metric.TIME_STEP_S in row][-window:]
     if not newest:
-        return Diagnosis(sentence=f"No step {'was trained' if ended else 'is trained yet'}.", limit=Limit.NONE)
+        sentence = f"No step {'was trained' if ended else 'is trained yet'}."
+        if any(row.get("step", 0) > 0 for row in rows):
+            sentence = "Every step began before this process did, so where their time went is not known."
+        return Diagnosis(sentence=sentence, limit=Limit.NONE)
     steps = StepWindow(newest, config, summary, ended=ended)
     between = int(newest[0]["step"]), int(newest[-1]["step"])
     if not steps.is_measured:

@@ -3,7 +3,8 @@
 if __name__ == "__main__":
     exit_process(run_job(Config, work))
 
-Invariant: an interrupted job prints the command that resumes it; the job itself keeps what it has done.
+Invariant: an interrupted job prints the command that resumes it, or begins it again; the job itself keeps what it has
+done, or says that it keeps nothing.
 """
 
 from __future__ import annotations
@@ -33,19 +34,26 @@ def run_job(
     argv: Sequence[str] | None = None,
     *,
     expected: tuple[type[Exception], ...] = (),
+    resumes: bool = True,
 ) -> int:
     """Runs a job from the command line. config_class: a frozen dataclass whose fields are the options. expected: errors
-    that are not bugs, beside `engine.assembly.expected.EXPECTED`.
+    that are not bugs, beside `engine.assembly.expected.EXPECTED`. resumes: whether the same command continues it.
 
     Returns the exit code: 2 if the user has to change something, 1 if a part failed, 130 if it was interrupted.
     """
     begin()
     about = sys.modules[config_class.__module__].__doc__
     config = parse(config_class, sys.argv[1:] if argv is None else argv, description=about)
-    return run(Path(sys.argv[0]).stem, work(config), expected=expected)
+    return run(Path(sys.argv[0]).stem, work(config), expected=expected, resumes=resumes)
 
 
-def run(program: str, work: Coroutine[Any, Any, Any], *, expected: tuple[type[Exception], ...] = ()) -> int:
+def run(
+    program: str,
+    work: Coroutine[Any, Any, Any],
+    *,
+    expected: tuple[type[Exception], ...] = (),
+    resumes: bool = True,
+) -> int:
     """Does what `run_job` does, for a job that has its options."""
     known: tuple[type[Exception], ...] = (*EXPECTED, *expected)
     try:
@@ -59,7 +67,8 @@ def run(program: str, work: Coroutine[Any, Any, Any], *, expected: tuple[type[Ex
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         again = shlex.join([sys.executable, *sys.argv])
-        print(f"{program}: interrupted; what was done is kept. To go on: {again}", file=sys.stderr)
+        kept = "what was done is kept. To go on" if resumes else "nothing is kept. To begin again"
+        print(f"{program}: interrupted; {kept}: {again}", file=sys.stderr)
         return 130
     return 0
 

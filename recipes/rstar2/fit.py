@@ -65,17 +65,10 @@ class Config:
     learner: LearnerConfig = LearnerConfig()  # noqa: RUF009  frozen
 
     def __post_init__(self) -> None:
-        require_fields(
-            self,
-            none_or(positive),
-            "devices",
-            "host_gpus",
-            "memory_gb",
-            "learner_ranks",
-            "tensor_parallel",
-            "max_tokens",
-            "mean_tokens",
-        )
+        require_fields(self, positive, "devices", "host_gpus", "memory_gb", "tensor_parallel", "max_tokens")
+        require_fields(self, none_or(positive), "learner_ranks", "mean_tokens")
+        if (self.mean_tokens or 0) > self.max_tokens:
+            raise ValueError(f"mean_tokens must be at most max_tokens={self.max_tokens}, got {self.mean_tokens}")
         if self.program == "sft" and (self.learner_ranks, self.tensor_parallel) != (None, 1):
             raise ValueError("program=sft has a rank on each of the devices and no replicas. Fix: devices alone")
         self.plan()

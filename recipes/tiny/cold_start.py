@@ -90,7 +90,16 @@ class Config:
     def __post_init__(self) -> None:
         for name, least in {"craft_steps": 1, "manners_steps": 1, "eval_problems": 1, "threads": 1, "seed": 0}.items():
             require(name, getattr(self, name), at_least(least))
+        check_output(self.output)
         require("experts", self.experts, Rule("0 or at least 2", lambda count: count == 0 or count >= 2))
+
+
+def check_output(folder: Path) -> None:
+    """Raises ValueError for a folder that is a file, or that holds other things than a checkpoint."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output must be a folder, got {str(folder)!r}, which is a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
+        raise ValueError(f"output must be a new folder or that of a checkpoint, got {str(folder)!r}. Fix: another one")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

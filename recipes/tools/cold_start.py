@@ -29,7 +29,7 @@ from engine.programs.job import run_job
 from engine.rollout.chat_template import ChatTemplate
 from engine.run.workspace import workspace
 from engine.telemetry.watchdog import exit_process
-from recipes.tiny.cold_start import Phase, learner, new_model, train
+from recipes.tiny.cold_start import Phase, check_output, learner, new_model, train
 from recipes.tiny.task import Message, Mix
 from recipes.tiny.tokenizer import train_tokenizer
 from recipes.tools import file_demonstrations, sql_demonstrations
@@ -65,6 +65,11 @@ class Config:
     def __post_init__(self) -> None:
         require_fields(self, at_least(1), "craft_steps", "manners_steps", "threads")
         require_fields(self, at_least(0), "seed")
+        check_output(self.folder)
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path("runs") / f"{self.recipe}_agent"
 
 
 def phases(config: Config) -> Iterator[Phase]:
@@ -93,9 +98,8 @@ def phases(config: Config) -> Iterator[Phase]:
 async def make(config: Config) -> None:
     """Writes the checkpoint. Raises OSError or LearnerDied."""
     transformers.utils.logging.disable_progress_bar()
-    output = config.output or Path("runs") / f"{config.recipe}_agent"
-    output.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=output).close()  # a folder that takes no file is told now, not after minutes
+    config.folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=config.folder).close()  # a folder that takes no file is told now, not after minutes
     everything = Mix(head=0.3, clean=0.4, err=0.3)
     seen = list(islice(LESSONS[config.recipe].demonstrations(everything, 0), CONVERSATIONS))
     tokenizer = train_tokenizer(seen, VOCABULARY)
@@ -109,10 +113,10 @@ async def make(config: Config) -> None:
             print(f"{phase.title}: mean loss of a token in each tenth of the steps {losses}")
             source = target
         model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False, dtype=torch.float32).bfloat16()
-        tokenizer.save_pretrained(output, save_jinja_files=False)
-        model.save_pretrained(output)
-    print(f"checkpoint: {output}")
+        tokenizer.save_pretrained(config.folder, save_jinja_files=False)
+        model.save_pretrained(config.folder)
+    print(f"checkpoint: {config.folder}")
 
 
 if __name__ == "__main__":
-    exit_process(run_job(Config, make, expected=(LearnerDied, OSError)))
+    exit_process(run_job(Config, make, expected=(LearnerDied, OSError), resumes=False))

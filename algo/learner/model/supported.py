@@ -132,8 +132,8 @@ def check_scores(model: PreTrainedModel, attention: str, scorer: Callable[[PreTr
         why = "its head does more than multiply, or its attention is not the learner's"
     raise ValueError(
         f"{config.model_type!r} gives a trajectory in a row a log-probability that is {apart:.2g} nats "
-        f"from the one that it has alone (at most {APART:g}): {why}. Fix: LearnerConfig(attention='sdpa') if that is "
-        "let through, else another model"
+        f"from the one that it has alone (at most {APART:g}): {why}. Fix: learner.attention=sdpa, which is checked the "
+        "same way, else another model"
     )
 
 

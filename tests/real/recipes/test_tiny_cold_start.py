@@ -15,6 +15,7 @@ from engine.console.options import parse
 from engine.types import Boundary, RolloutError, StopReason
 from recipes.tiny.cold_start import Config, main, shares
 from recipes.tiny.task import SHIPPED
+from recipes.tools.cold_start import Config as ToolsConfig
 from tests.support.fakes import a_trajectory, a_use
 from tests.support.paths import ROOT
 from tests.support.runs import Run
@@ -42,6 +43,16 @@ def test_recipe_writes_a_checkpoint_that_loads(tmp_path):
     assert figures["parameters"] == 508_992
     assert [len(figures[name]) for name in ("loss_craft", "loss_manners")] == [3, 2]
     assert [figures[name]["n"] for name in ("after_craft", "sampled", "greedy")] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("make", [Config, ToolsConfig])
+def test_a_folder_of_other_things_is_not_written_to(make, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for output in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(ValueError, match="output must be a"):
+            make(output=output)
+    (tmp_path / "config.json").write_text("{}")
+    make(output=tmp_path)
 
 
 @pytest.mark.timeout(300)

@@ -115,7 +115,15 @@ def test_a_mixture_takes_the_options_of_mixtures() -> None:
     ("fields", "name"),
     [
         ({"moe_intermediate_size": 40}, "moe_intermediate_size"),
-        ({"model_type": "gpt_oss", "moe_intermediate_size": None, "intermediate_size": 40}, "intermediate_size"),
+        (
+            {
+                "model_type": "gpt_oss",
+                "moe_intermediate_size": None,
+                "intermediate_size": 40,
+                "tie_word_embeddings": False,
+            },
+            "intermediate_size",
+        ),
     ],
     ids=["Qwen3-MoE", "gpt-oss"],
 )
@@ -128,6 +136,17 @@ def test_experts_that_replicas_on_the_cpu_would_fill_up_are_refused(
         parse(Config, [f"model={tmp_path}"])
     assert ended.value.code == 2
     assert f"checkpoint: {name} must be a multiple of 32" in capsys.readouterr().err
+
+
+def test_a_tied_head_that_vllm_would_leave_unfilled_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((SHIPPED.parent / "agent_moe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "glm4_moe"}))
+    with pytest.raises(SystemExit) as ended:
+        parse(Config, [f"model={tmp_path}"])
+    assert ended.value.code == 2
+    assert "checkpoint: tie_word_embeddings must be false for 'glm4_moe', got true" in capsys.readouterr().err
 
 
 def test_a_mixture_with_adapters_of_their_own_is_refused_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -365,6 +365,8 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     assert "train_router" in refused(["model=Qwen3-14B", "learner.train_router=false"], capsys)
     assert "learner.attention" in refused(["model=Qwen3-14B", "learner.attention=sdpa"], capsys)
     assert "lora_targets" in refused(["model=Qwen3-30B-A3B", "learner.lora_targets=q_proj,gate_proj"], capsys)
+    assert "mean_tokens must be at most max_tokens=14336" in refused(["model=Qwen3-14B", "mean_tokens=20000"], capsys)
+    assert "devices must be positive" in refused(["model=Qwen3-14B", "devices=0"], capsys)
     assert "learner_ranks=9" in refused(["model=Qwen3-14B", "learner_ranks=9"], capsys)
     assert "tensor_parallel=3" in refused(["model=Qwen3-14B", "tensor_parallel=3"], capsys)
     assert "program=sft" in refused(["model=Qwen3-14B", "program=sft", "learner_ranks=4"], capsys)

@@ -380,3 +380,10 @@ def test_a_recorded_run_with_one_fault_is_limited_by_it(path):
     expected = {"healthy": Limit.NONE, "dead": Limit.DEAD_REPLICA}.get(path.stem) or Limit(path.stem)
     found = diagnose(rows, config)
     assert found.limit == expected, found
+
+
+def test_steps_that_all_began_before_this_process_are_not_denied():
+    """A resumed run whose steps used what was sampled before has no durations of its own."""
+    said = diagnose([{"step": 1, "reward": 0.5}], CONFIG, ended=True).sentence
+    assert said == "Every step began before this process did, so where their time went is not known."
+    assert diagnose([{"step": 0, "eval/accuracy": 0.5}], CONFIG, ended=True).sentence == "No step was trained."
