@@ -55,5 +55,6 @@ async def test_what_a_trajectory_holds_is_looked_at_while_it_runs():
         gc.unfreeze()
         gc.set_threshold(*thresholds)
     assert measured["trajectories"] == 512 + 64
-    assert measured["trajectory_peak_bytes"] > measured["trajectory_bytes"]
+    # Equal where the process had memory to spare; one that nothing looked at would be negative.
+    assert measured["trajectory_peak_bytes"] >= measured["trajectory_bytes"]
     assert measured.keys() <= METRICS.keys()
