@@ -255,4 +255,6 @@ def main(argv: Sequence[str]) -> int:
         flame_graph(stacks, FOLDER / "profile.svg")
         speedscope(stacks, FOLDER / "profile.speedscope.json")
     say(f"{FOLDER / 'profile.svg'}: a flame graph for a browser; profile.speedscope.json: the same for speedscope")
+    if options.torch:
+        say(f"{FOLDER / 'learner_trace.json'}: the learner's second batch for ui.perfetto.dev; learner_operators.txt")
     return 0
