@@ -195,7 +195,7 @@ STAGE_BLOCKED_IN_S = "stage/*/blocked_in_s"
 STAGE_BLOCKED_OUT_S = "stage/*/blocked_out_s"
 """seconds of the step in which a stage waited for room behind it, summed over its workers"""
 STAGE_ITEMS = "stage/*/items"
-"""number of items that a stage took in the step"""
+"""number of items that a stage took in the step; of the first stage, those that it put out"""
 STAGE_QUEUE = "stage/*/queue"
 """number of items that wait for a stage when the step ends"""
 

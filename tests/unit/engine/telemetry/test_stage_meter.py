@@ -19,3 +19,14 @@ def test_figures_are_those_since_the_step_began_and_the_queue_is_the_present_one
     mine = {name: found[f"stage/mine/{name}"] for name in ("busy_s", "blocked_in_s", "blocked_out_s", "items", "queue")}
     assert mine == {"busy_s": 0.5, "blocked_in_s": 4.0, "blocked_out_s": 0.0, "items": 7, "queue": 5}
     assert found["stage/new/items"] == 3
+
+
+def test_of_a_first_stage_the_items_are_those_that_it_put_out():
+    row = StageStats(
+        name="admit", workers=1, items_in=0, items_out=2, busy_s=0.0, blocked_in_s=0.0, blocked_out_s=0.0, queue=0
+    )
+    rows = [row]
+    meter = StageMeter(lambda: rows)
+    meter.begin()
+    rows[0] = replace(row, items_out=18)
+    assert meter.read()["stage/admit/items"] == 16
