@@ -14,7 +14,7 @@ from engine.errors import BadInput
 from engine.fleet.canary import one_token_of, tolerance_of
 from engine.pipeline.leases import Leases
 from engine.recording.policy import RecordConfig
-from engine.replica.config import ReplicaConfig
+from engine.replica.config import ReplicaConfig, check_head
 from engine.rollout.chat_template import ChatConfig
 from engine.rollout.rollout import RolloutConfig
 from engine.stages.group import GroupConfig
@@ -22,7 +22,6 @@ from sandbox import SandboxConfig
 from sandbox.require import at_least, none_or, positive, require
 
 EXPERT_COLUMNS = 32  # vLLM's CPU kernels compute so many columns of an expert at a time
-OWN_HEAD = ("deepseek_v3", "glm4_moe", "gpt_oss", "olmoe")  # vLLM gives them a head of its own, tied or not
 BLOCK = 32  # tokens beyond a trajectory's budget that a replica has room for
 
 
@@ -116,12 +115,7 @@ class TrainingConfig:
         fields = config_fields(self.checkpoint)
         if check_model := getattr(self.learner, "check_model", None):
             check_model(fields)
-        kind = fields.get("model_type", "")
-        if fields.get("tie_word_embeddings") and kind in OWN_HEAD:
-            raise ValueError(
-                f"checkpoint: tie_word_embeddings must be false for {kind!r}, got true: vLLM would sample with a head "
-                "that nothing fills. Fix: a checkpoint with a head of its own"
-            )
+        check_head(fields, "checkpoint")
         self._check_experts(fields)
         self._check_positions(fields)
         Leases(self.prompts_per_step, self.max_staleness)
@@ -265,6 +259,7 @@ class ServingConfig:
                 f"checkpoint: no config.json in {str(self.checkpoint)!r}, and nothing is downloaded from a hub. "
                 "Fix: give a Hugging Face folder"
             )
+        check_head(config_fields(self.checkpoint), "checkpoint")
         require("replicas", self.replicas, at_least(1))
         needed = self.replicas * self.tensor_parallel
         if self.devices and len(self.devices) != needed:

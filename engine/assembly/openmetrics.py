@@ -183,7 +183,7 @@ class RunCollector(Collector):
             labels=["stage", "state"],
             unit="seconds",
         )
-        items = CounterMetricFamily("rocstar_run_stage_items", "Items that a stage took", labels=["stage"])
+        items = CounterMetricFamily("rocstar_run_stage_items", "Items of a stage", labels=["stage"])
         queue = GaugeMetricFamily("rocstar_run_stage_queue", "Items that wait for a stage", labels=["stage"])
         workers = GaugeMetricFamily("rocstar_run_stage_workers", "Workers of a stage", labels=["stage"])
         for row in self._sources.stats():
@@ -193,7 +193,7 @@ class RunCollector(Collector):
                 ("blocked_out", row.blocked_out_s),
             ):
                 seconds.add_metric([row.name, state], value)
-            items.add_metric([row.name], row.items_in)
+            items.add_metric([row.name], row.items)
             queue.add_metric([row.name], row.queue)
             workers.add_metric([row.name], row.workers)
         yield from (seconds, items, queue, workers)

@@ -147,6 +147,11 @@ class StageStats:
     blocked_out_s: float
     queue: int
 
+    @property
+    def items(self) -> int:
+        """How many items it took; the first stage takes none and puts out its own."""
+        return self.items_in or self.items_out
+
 
 class _Worker:
     """A worker of a stage. Its own task creates it."""

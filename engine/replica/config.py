@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,19 @@ SLEEPS_SINCE = (0, 32)  # earlier versions lose block tables in sleep, and a rep
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # the CPU platform makes several processes of "uni"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM can make room for
+OWN_HEAD = ("deepseek_v3", "glm4_moe", "gpt_oss", "olmoe")  # vLLM gives them a head of its own, tied or not
+
+
+def check_head(fields: Mapping[str, Any], option: str) -> None:
+    """Raises ValueError for a model whose head vLLM would leave unfilled. fields: of its config.json. option: names the
+    checkpoint.
+    """
+    kind = fields.get("model_type")
+    if fields.get("tie_word_embeddings") and kind in OWN_HEAD:
+        raise ValueError(
+            f"{option}: tie_word_embeddings must be false for {kind!r}, got true: vLLM would sample with a head that "
+            "nothing fills. Fix: a checkpoint with a head of its own"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.replica.config import check_head
 from engine.replica.port import MOST_TOP
 from engine.teacher.vocabulary import check_same_vocabulary
 from sandbox.require import Rule, positive, require
@@ -68,6 +69,7 @@ class TeacherConfig:
             return
         check_same_vocabulary(student, Path(self.teacher))
         fields = json.loads(Path(self.teacher, "config.json").read_text())
+        check_head(fields, "teacher")
         fields = fields.get("text_config", fields)
         rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
         longest = fields.get("max_position_embeddings")

@@ -27,13 +27,8 @@ class StageMeter:
                 (metric.STAGE_BUSY_S, row.busy_s, before and before.busy_s),
                 (metric.STAGE_BLOCKED_IN_S, row.blocked_in_s, before and before.blocked_in_s),
                 (metric.STAGE_BLOCKED_OUT_S, row.blocked_out_s, before and before.blocked_out_s),
-                (metric.STAGE_ITEMS, _items(row), before and _items(before)),
+                (metric.STAGE_ITEMS, row.items, before and before.items),
                 (metric.STAGE_QUEUE, row.queue, 0),
             ):
                 metrics[metric.member(name, row.name)] = value - (so_far or 0)
         return metrics
-
-
-def _items(row: StageStats) -> int:
-    """Returns how many items a stage has taken; a first one takes none and puts out its own."""
-    return row.items_in or row.items_out

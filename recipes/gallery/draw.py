@@ -72,4 +72,4 @@ def plot(path: Path, series: dict[str, list[list[float]]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(Config, draw))
+    sys.exit(run_job(Config, draw, resumes=False))

@@ -25,7 +25,7 @@ import io
 import json
 import random
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -145,6 +145,11 @@ class Mix:
         if min(self.head, self.clean, self.err) < 0 or abs(self.head + self.clean + self.err - 1) > 1e-9:
             raise ValueError(f"Mix: shares must be >= 0 and add up to 1, not {self.head}/{self.clean}/{self.err}")
 
+    def draw(self, rng: random.Random) -> str:
+        """Returns the kind of the next demonstration."""
+        (kind,) = rng.choices(("head", "clean", "err"), (self.head, self.clean, self.err))
+        return kind
+
 
 _SLOPPY_DIVISIONS = 0.5
 _MALFORMED_SHARE = 0.15
@@ -154,7 +159,7 @@ def demonstrations(mix: Mix, seed: int) -> Iterator[list[Message]]:
     """Yields demonstrations on training problems without end."""
     rng = random.Random(f"demonstrations-{seed}")
     for problem in problems("train", seed):
-        (kind,) = rng.choices(("head", "clean", "err"), (mix.head, mix.clean, mix.err))
+        kind = mix.draw(rng)
         yield [{"role": "user", "content": problem.question}, *_solve(problem, kind, rng)]
 
 
@@ -191,7 +196,12 @@ def python_tool(sandbox: ToolRunner) -> PythonTool:
 
 def tool_call(code: str) -> str:
     """Returns a hermes call of the Python tool."""
-    return "<tool_call>" + json.dumps({"name": TOOL_NAME, "arguments": {"code": code}}) + "</tool_call>"
+    return hermes_call(TOOL_NAME, {"code": code})
+
+
+def hermes_call(tool: str, arguments: Mapping[str, str]) -> str:
+    """Returns the text of a call in hermes' format."""
+    return "<tool_call>" + json.dumps({"name": tool, "arguments": arguments}) + "</tool_call>"
 
 
 def _code(problem: Problem, rng: random.Random) -> str:

@@ -20,14 +20,13 @@ One exercise and how an agent solves it:
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.types import Prompt
-from recipes.tiny.task import Message, Mix
+from recipes.tiny.task import Message, Mix, hermes_call
 from recipes.tools.exercises import COLUMNS, LAST, OPERANDS, OPERATORS, exercises, sum_program
 from recipes.tools.snapshot import BadEdit, Bounds, Snapshot
 from recipes.tools.workspace import edited, snapshot_of
@@ -54,7 +53,7 @@ def demonstrations(mix: Mix, seed: int) -> Iterator[list[Message]]:
     """
     rng = random.Random(f"demonstrations-{seed}")
     for prompt in exercises("train", seed):
-        (kind,) = rng.choices(("head", "clean", "err"), (mix.head, mix.clean, mix.err))
+        kind = mix.draw(rng)
         yield [dict(prompt.messages[0]), *_solve(prompt, kind, rng)]
 
 
@@ -69,9 +68,7 @@ def _solve(prompt: Prompt, kind: str, rng: random.Random) -> Iterator[Message]:
         turns.insert(0, ("I guess what is there.", [ways.failure]))
     workspace = snapshot_of(prompt, Bounds())
     for reason, calls in turns:
-        text = "\n".join(
-            f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>" for name, arguments in calls
-        )
+        text = "\n".join(hermes_call(name, arguments) for name, arguments in calls)
         yield {"role": "assistant", "content": f"<reason>{reason}</reason>\n{text}"}
         for name, arguments in calls:
             workspace, reply = _reply(workspace, name, arguments)

@@ -18,14 +18,13 @@ One question and how an agent answers it:
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import sqlite3
 from collections.abc import Iterator
 
 from engine.types import Prompt
-from recipes.tiny.task import Message, Mix
+from recipes.tiny.task import Message, Mix, hermes_call
 from recipes.tools.database import SqlLimits, table
 from recipes.tools.generated_databases import COLUMNS, find, names_of, questions, renamed
 from recipes.tools.inside.sql import outcome
@@ -41,7 +40,7 @@ def demonstrations(mix: Mix, seed: int) -> Iterator[list[Message]]:
     """
     rng = random.Random(f"demonstrations-{seed}")
     for prompt in questions("train", seed, schema=False):
-        (kind,) = rng.choices(("head", "clean", "err"), (mix.head, mix.clean, mix.err))
+        kind = mix.draw(rng)
         yield [dict(prompt.messages[0]), *Demonstration(prompt, rng).solve(kind)]
 
 
@@ -94,9 +93,7 @@ class Demonstration:
 
     def _calls(self, reason: str, tool: str, statements: list[str]) -> Iterator[Message]:
         """Yields a turn with calls, and their replies."""
-        calls = "\n".join(
-            f"<tool_call>{json.dumps({'name': tool, 'arguments': {'sql': sql}})}</tool_call>" for sql in statements
-        )
+        calls = "\n".join(hermes_call(tool, {"sql": sql}) for sql in statements)
         yield {"role": "assistant", "content": f"<reason>{reason}</reason>\n{calls}"}
         for sql in statements:
             yield {"role": "tool", "content": self._reply(sql)}

@@ -75,9 +75,9 @@ async def _complaint(program: str, case: Case, tests: ProgramTests, runner: Tool
     result = await run(runner, program, case.stdin, limits)
     if result.outcome != "ok" or result.truncated:
         ended = "output" if result.outcome == "ok" else result.outcome
-        last = result.stderr.strip().rpartition("\n")[2] or (
-            f"exit code {result.exit_code}" if result.exit_code else ""
-        )
+        last = result.stderr.strip().rpartition("\n")[2]
+        if not last and result.exit_code:
+            last = f"exit code {result.exit_code}"
         return f"{ended}: {last}"[:200] if last else ended
     if tests.checker:
         verdict = await _checked(case, result.stdout, tests.checker, runner, limits)

@@ -1,5 +1,7 @@
 """Replicas without a learner: what is asked of the machine is checked before anything starts."""
 
+import json
+
 import pytest
 
 from engine.assembly.config import ServingConfig
@@ -59,3 +61,11 @@ def test_a_sandbox_that_was_not_configured_is_told():
     served = Parts(**parts, sandbox_if_any=None)
     with pytest.raises(ValueError, match="sandbox"):
         served.sandbox  # noqa: B018
+
+
+def test_a_tied_head_that_vllm_would_leave_unfilled_is_refused(tmp_path):
+    """Nothing compares what is only served with a learner, so it would sample nonsense in silence."""
+    fields = json.loads((TINY / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "glm4_moe"}))
+    with pytest.raises(ValueError, match="checkpoint: tie_word_embeddings must be false for 'glm4_moe'"):
+        config(checkpoint=tmp_path)

@@ -86,6 +86,12 @@ def test_a_teacher_that_reads_less_than_a_trajectory_is_refused_before_anything_
     TeacherConfig(teacher=str(scaled)).check_student(TINY, max_tokens=230)
 
 
+def test_a_teacher_whose_tied_head_vllm_would_leave_unfilled_is_refused(tmp_path):
+    tied = copied(tmp_path / "tied", model_type="glm4_moe", tie_word_embeddings=True)
+    with pytest.raises(ValueError, match="teacher: tie_word_embeddings must be false for 'glm4_moe'"):
+        TeacherConfig(teacher=str(tied)).check_student(TINY, max_tokens=224)
+
+
 def test_the_folder_of_a_run_is_refused_with_its_checkpoint(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     copied(tmp_path / "checkpoint")
