@@ -125,7 +125,7 @@ async def test_what_prometheus_reads(tmp_path: Path) -> None:
         assert set(values(families, "rocstar_run_rollouts").values()) == {0}
         assert values(families, "rocstar_run_tokens")[()] == run.node.rollouts.tokens_sampled > 0
         assert {cause for cause, _ in values(families, "rocstar_run_replica_seconds")} <= {"busy", *CAUSES}
-        assert values(families, "rocstar_run_stage_items") == {('ju"dge',): 0}
+        assert values(families, "rocstar_run_stage_items") == {('ju"dge',): 1}
         assert len(values(families, "rocstar_run_stage_seconds")) == 3
         assert 0 < values(families, "rocstar_run_kv_used_ratio")[("0",)] < 1
         assert "rocstar_step_reward" not in families, "the newest step has no reward: the one before does not count"
