@@ -145,7 +145,7 @@ class LearnerConfig:
     activation_offload: bool = False
     """Keep the layers' inputs in the host's memory, for long trajectories on a GPU: one takes 2 bytes times its width
     for each token, so 36 layers of width 2,560 leave 6 GB of the GPU free at 32 K tokens. Needs
-    activation_checkpointing "full". On the CPU it changes nothing; it has not yet run on a GPU."""
+    activation_checkpointing "full". On the CPU it changes nothing."""
     offload_optimizer: bool = False
     """Move the optimizer's state off the device from the publishing of weights until the next step, for a GPU that the
     replicas share."""

@@ -1,6 +1,7 @@
 """How far is the learner from the bare forward and backward pass of its model, and what does each part cost?
 
-    rocstar bench learner [rounds=9] [model=tiny|30m|135m|qwen3-1.7b|qwen3-4b] [device=cuda context=16384]
+    rocstar bench learner [rounds=9] [model=tiny|tiny-moe|30m|135m|qwen3-1.7b|qwen3-4b|30b-a3b-4l]
+                          [device=cuda context=16384]
 
 In one process, in shuffled rounds, over the same trajectories:
 
@@ -10,7 +11,7 @@ bare         the same Hugging Face model on the same rows with the same attentio
 dense mask   bare with transformers' own attention ("sdpa")
 padded       what is usual without packing: random order, padded on the right to a pass's longest row
 
-Tokens are real inputs. Weights are random, except for the tiny model. With long trajectories only the first two run.
+Tokens are real inputs. Weights are random, except for the tiny models. With long trajectories only the first two run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from algo.learner.config import Checkpointing, FlashAttention, LearnerConfig
 from algo.learner.hosts import listen_on
@@ -57,14 +58,19 @@ SHAPES = {
     "30m": (512, 8, 8, 4, 64, 1536, 4096),
     "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936),
     "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936),
+    "30b-a3b-4l": (2048, 4, 32, 4, 128, 6144, 151936),  # Qwen3-30B-A3B with 4 of its 48 layers
 }
+MIXTURES = {"30b-a3b-4l": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}}
+SHIPPED_MODELS = {"tiny": SHIPPED, "tiny-moe": SHIPPED.with_name("agent_moe")}
 PARTS = {"plan": "plan_s", "passes": "passes_s", "optimizer": "optimizer_s", "publish": "publish_s"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     rounds: Annotated[int, "passes of each contender"] = 9
-    model: Annotated[Literal["tiny", "30m", "135m", "qwen3-1.7b", "qwen3-4b"], "shape of the model"] = "tiny"
+    model: Annotated[
+        Literal["tiny", "tiny-moe", "30m", "135m", "qwen3-1.7b", "qwen3-4b", "30b-a3b-4l"], "shape of the model"
+    ] = "tiny"
     device: Annotated[Literal["cpu", "cuda"], "where it runs"] = "cpu"
     dtype: Annotated[Literal["float32", "bfloat16"] | None, "of the passes; none: the device's"] = None
     threads: Annotated[int, "threads of PyTorch"] = len(os.sched_getaffinity(0))
@@ -228,8 +234,8 @@ def measure_bare(options: Options, source: Path, keep: Keep) -> None:
 
 def model_of(options: Options, folder: Path) -> Path:
     """Returns the checkpoint; a random one is written by a process of its own, whose memory is not the learner's."""
-    if options.model == "tiny":
-        return SHIPPED
+    if options.model in SHIPPED_MODELS:
+        return SHIPPED_MODELS[options.model]
     given = (options.model, options.device, str(folder))
     code = f"from bench.benches.learner import write_model; write_model{given}"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -240,8 +246,12 @@ def write_model(model: str, device: str, folder: str) -> None:
     """Writes a random checkpoint."""
     torch.manual_seed(0)
     sizes = dict(zip(NAMES.split(), SHAPES[model], strict=True))
+    kind, experts = ("qwen3_moe", MIXTURES[model]) if model in MIXTURES else ("qwen3", {})
+    config = AutoConfig.for_model(
+        kind, **sizes, **experts, tie_word_embeddings=not experts, max_position_embeddings=32768
+    )
     with torch.device(device):
-        written = Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True, max_position_embeddings=32768))
+        written = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     written.to(torch.bfloat16).save_pretrained(folder)
 
 

@@ -91,8 +91,8 @@ class ReplicaConfig:
     "fp8_per_block". Not yet run."""
     returns_routes: bool = False
     """Whether a replica of a mixture of experts reports which experts it chose for each token, as a learner with
-    `LearnerConfig.replay_routing` needs. On GPUs vLLM does that (`enable_return_routed_experts`); it has not yet run
-    there. On the CPU an engine has to be one process."""
+    `LearnerConfig.replay_routing` needs. On GPUs vLLM does that (`enable_return_routed_experts`). On the CPU an engine
+    has to be one process."""
     sleeps: bool = False
     """Whether a replica at rest gives its GPU memory up (vLLM's sleep mode)."""
     eager: bool = False

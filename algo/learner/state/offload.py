@@ -1,4 +1,4 @@
-"""Keeps the optimizer's state in host memory while replicas have the GPU. Not yet run on a GPU.
+"""Keeps the optimizer's state in host memory while replicas have the GPU.
 
 Invariants
 - After `onload` every tensor is where it was, with the same bits.

@@ -11,6 +11,8 @@ imports       the modules that an engine and a learner on a GPU import
 rollouts      `rocstar bench rollout` with a model of 1.7B, whose options are given
 mismatch      `rocstar bench mismatch` with that model, whose options are given
 rl            LoRA training of that model, whose options are given
+families      the learner's log-probabilities and gradients beside plain transformers', for each family of mixtures
+experts       the products of a mixture's layer as the learner has them, beside a loop over its experts
 pull          a replica on the second GPU is killed while it pulls weights from a learner on the first
 resume        a quick start, its options as given, is killed while an engine starts, interrupted, and resumed
 """
@@ -39,7 +41,20 @@ from engine.programs import rocstar
 from engine.telemetry.gpus import seen
 from recipes.tiny.task import SHIPPED
 
-Name = Literal["doctor", "quickstart", "attention", "sleep", "imports", "rollouts", "mismatch", "rl", "pull", "resume"]
+Name = Literal[
+    "doctor",
+    "quickstart",
+    "attention",
+    "families",
+    "experts",
+    "sleep",
+    "imports",
+    "rollouts",
+    "mismatch",
+    "rl",
+    "pull",
+    "resume",
+]
 MODULES = (
     "torch.nn.attention.varlen",
     "vllm.device_allocator.cumem",
@@ -69,6 +84,8 @@ MEDIANS = (
     metric.LEARNER_MISMATCH_FRESH_MAX,
     metric.CANARY_MEAN_ABS,
     metric.CANARY_MAX_ABS,
+    metric.LEARNER_ROUTING_DIFFERS,
+    metric.LEARNER_ROUTING_UNKNOWN,
 )
 
 
@@ -78,7 +95,9 @@ class Options:
     into: Annotated[Path, "file that gets the JSON object"]
     device: Annotated[str, "cpu, cuda, or the number of a GPU"] = "cpu"
     checkpoint: Annotated[Path, "the model of sleep"] = SHIPPED
-    shape: Annotated[Literal["qwen3-1.7b", "small"], "the model of rollouts, mismatch, rl and pull"] = "small"
+    shape: Annotated[
+        Literal["qwen3-1.7b", "30b-a3b-4l", "small", "small-moe"], "the model of rollouts, mismatch, rl and pull"
+    ] = "small"
     fields: Annotated[tuple[str, ...], Rest("options of what is started")] = ()
 
     @property
@@ -203,6 +222,18 @@ def attention(options: Options) -> dict[str, Any]:
     return {"row_s": row_s, "alone_s": alone_s, "alone_over_row": alone_s / row_s, "difference": difference}
 
 
+def families(options: Options) -> dict[str, Any]:
+    from bench.benches.gpu.families import compared_families
+
+    return compared_families(options.device)
+
+
+def experts(options: Options) -> dict[str, Any]:
+    from bench.benches.gpu.families import compared_products
+
+    return compared_products(options.device)
+
+
 def sleep(options: Options) -> dict[str, Any]:
     """Measures sleep and wake. On the CPU a replica holds nothing of a shared device, and only waits."""
     from engine.replica.config import ReplicaConfig, prepare_environment
@@ -267,6 +298,8 @@ MEASURES: dict[Name, Callable[[Options], dict[str, Any]]] = {
     "doctor": doctor,
     "quickstart": quickstart,
     "attention": attention,
+    "families": families,
+    "experts": experts,
     "sleep": sleep,
     "imports": imports,
     "rollouts": rollouts,

@@ -18,11 +18,13 @@ from bench.placement.policies import NAMES, OURS
 from engine import metric_names as metric
 
 AGENT = "recipes/tiny/agent"
+MIXTURE = "model=recipes/tiny/agent_moe"
 SHORT, MIDDLE, LONG = 4096, 16384, 32768  # tokens of the learner's trajectories
 RL = (
     *("algorithm=grpo", "prompts_per_step=16", "group_size=8", "rollout.max_turns=1", "rollout.deadline_s=600"),
     *("eval_every=20", "eval_problems=8", "learner.lora_rank=32", "learner.lr=1e-3", "learner.warmup_steps=0"),
 )
+RL_MOE = (*RL, "learner.replay_routing=true", "learner.lora_targets=q_proj,k_proj,v_proj,o_proj")
 UNJUDGED = (
     "canary_tolerance=none",
     "learner.mismatch_tolerance=none",
@@ -59,7 +61,13 @@ METRICS = {
     "mfu": share("MFU", "share of the device's peak"),
     "peak_bytes": megabytes("peak", "most memory", form=",.0f"),
     "alone_over_row": _given("alone / row", "time of trajectories one by one over that in one row"),
-    "difference": count("difference", "largest, of the two", form=".1e"),
+    "difference": count("difference", "largest; of experts: of the outputs' norm, relative", form=".1e"),
+    "loop_over_grouped": _given("loop / grouped", "time of a loop over the experts of a layer over grouped products"),
+    "logprobs": count("from exact", "|learner - float32| of log-probabilities, mean", form=".1e"),
+    "gradients": count("gradient, from exact", "norm of the difference over that of the gradient", form=".1e"),
+    "logprobs_over_plain": _given("from exact / plain", "the same over that of plain transformers in bfloat16"),
+    "gradients_over_plain": _given("gradient / plain", "the same over that of plain transformers in bfloat16"),
+    "routing_differs": share("routes differ", "positions that the learner would send to other experts", form=".1f"),
     "mismatch_mean": count("mismatch", "|learner - sampler|, mean", form=".1e"),
     "mismatch_max": count("largest", "|learner - sampler|", form=".1e"),
     "canary_mean": count("canary", "|learner - replica| on the canary's prompts, mean", form=".1e"),
@@ -148,7 +156,7 @@ def _rl(measured: Measured) -> Figures:
 
 
 def _steps(medians: Mapping[str, float]) -> Figures:
-    return {
+    values = {
         "rollout_tgs": medians[metric.TOKENS_PER_S],
         "training_tgs": medians[metric.LEARNER_TOKENS_PER_S],
         "generation_s": medians[metric.TIME_ROLLOUT_S],
@@ -162,6 +170,16 @@ def _steps(medians: Mapping[str, float]) -> Figures:
         "canary_mean": medians[metric.CANARY_MEAN_ABS],
         "canary_max": medians[metric.CANARY_MAX_ABS],
     }
+    differs = metric.LEARNER_ROUTING_DIFFERS
+    return values | ({"routing_differs": medians[differs]} if differs in medians else {})
+
+
+def _families(measured: Measured) -> Figures:
+    """Raises ValueError naming the families that failed."""
+    if failed := measured["failed"]:
+        raise ValueError("; ".join(f"{family}: {error}" for family, error in failed.items()))
+    names = ("logprobs", "gradients", "logprobs_over_plain", "gradients_over_plain")
+    return {name: measured[name] for name in names if name in measured}
 
 
 def _imports(measured: Measured) -> Figures:
@@ -236,6 +254,13 @@ def parts() -> list[Part]:
             limit_s=60,
             read=_named("alone_over_row", "difference"),
         ),
+        Part(
+            name="families",
+            full=own("families", "device=cuda"),
+            rehearsal=own("families"),
+            limit_s=120,
+            read=_own(_families),
+        ),
         _learner_part("learner", "qwen3-1.7b", MIDDLE, 0),
         Part(
             name="quickstart",
@@ -269,6 +294,26 @@ def parts() -> list[Part]:
             read=_bench(_mismatch),
         ),
         *[_mismatch_part(fp32_head=fp32_head) for fp32_head in (False, True)],
+        *[_quickstart_moe_part(replay=replay) for replay in (True, False)],
+        Part(
+            name="rl_moe_lora",
+            full=own(
+                *("rl", "shape=30b-a3b-4l", "devices=0", "replicas=1", "eager=true", "steps=20"),
+                *("rollout.max_tokens=512", *RL_MOE),
+            ),
+            rehearsal=own("rl", "shape=small-moe", "replicas=1", "steps=2", "rollout.max_tokens=64", *RL_MOE),
+            limit_s=420,
+            read=_own(_rl),
+        ),
+        Part(
+            name="experts",
+            full=own("experts", "device=cuda"),
+            rehearsal=own("experts"),
+            limit_s=60,
+            read=_named("loop_over_grouped", "difference"),
+        ),
+        _learner_part("learner", "30b-a3b-4l", MIDDLE, 0),
+        _learner_part("learner", "30b-a3b-4l", MIDDLE, 0, checkpointing="selective"),
         Part(
             name="rollouts_1.7b",
             full=own(
@@ -328,6 +373,21 @@ def parts() -> list[Part]:
     ]
 
 
+def _quickstart_moe_part(*, replay: bool) -> Part:
+    """The quick start with the tiny mixture, whose routes the learner replays or chooses itself."""
+    routes = f"learner.replay_routing={str(replay).lower()}"
+    return Part(
+        name="quickstart_moe" + "_replay" * replay,
+        full=own(
+            *("quickstart", MIXTURE, "devices=0", "replicas=1", "eager=true", "steps=12", "eval_every=12", routes),
+            *UNJUDGED,
+        ),
+        rehearsal=own("quickstart", MIXTURE, "replicas=1", "steps=1", "eval_every=2", routes, *SMALL, *UNJUDGED),
+        limit_s=240,
+        read=_own(_quickstart),
+    )
+
+
 def _mismatch_part(*, fp32_head: bool) -> Part:
     cut = ("pairs=bfloat16/bfloat16", "rounds=1")
     head = f"fp32_head={str(fp32_head).lower()}"
@@ -378,7 +438,8 @@ def _learner_part(
             "rounds=3",
         ),
         rehearsal=bench(
-            *("learner", f"only={who}", "context=64", "trajectories=4", f"lora={rank // 4}", kept, "rounds=1"),
+            *("learner", f"only={who}", f"model={'tiny-moe' if 'a3b' in model else 'tiny'}", "context=64"),
+            *("trajectories=4", f"lora={rank // 4}", kept, "rounds=1"),
         ),
         limit_s=200,
         read=_bench(

@@ -13,7 +13,7 @@ from bench.measuring.run import Shell
 from engine.console.options import parse, parse_all
 from recipes import train_on_file
 from recipes.quickstart import Config
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, TINY
 
 pytestmark = pytest.mark.campaign  # `make bench` runs them too
 
@@ -111,7 +111,8 @@ def test_what_a_part_asks_of_a_gpu_is_understood_where_there_is_none(tmp_path):
         elif options.name == "rl":
             data = tmp_path / "data.jsonl"
             data.write_text('{"question": "Count.", "answer": "1"}\n')
-            files = (f"data={data}", f"held_out={data}", f"reward={measures.EVEN}:even", "tools=")
+            model = TINY if options.shape == "qwen3-1.7b" else TINY.with_name("agent_moe")
+            files = (f"data={data}", f"held_out={data}", f"reward={measures.EVEN}:even", "tools=", f"model={model}")
             config = parse(train_on_file.Config, [*options.fields, *files])
             assert config.training().devices.shared
             assert config.learner.lora_rank == 32
