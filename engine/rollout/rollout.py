@@ -293,7 +293,7 @@ class _Rollout:
             turns=tuple(self.turns),
             text="".join(self.text),
             stop=stop,
-            started_at=started_at,
+            started_at=min([started_at, *(turn.queued_at for turn in self.turns)]),  # turns may be of the journal
             finished_at=self.timeline.now(),
             error=error,
             discarded_tokens=self.log.discarded,

@@ -58,6 +58,18 @@ async def test_it_goes_on_after_its_last_turn_and_ends_as_it_would_have(tmp_path
     assert tokens(again) == tokens(wanted)
 
 
+async def test_it_began_with_its_first_turn_whenever_it_goes_on(tmp_path):
+    await cut_off(tmp_path)
+
+    def a_day_later(node):
+        node.timeline.now.now += 86_400
+
+    resumed, _ = await go_on(tmp_path, a_day_later)
+    times = [resumed.started_at, *(turn.queued_at for turn in resumed.turns), resumed.finished_at]
+    assert times == sorted(times)
+    assert times[-1] - times[0] > 86_000
+
+
 class Heard(KvAware):
     """Keeps (prompt_tokens, tokens) of each arrival."""
 
