@@ -1,6 +1,6 @@
 """How far is the learner from the bare forward and backward pass of its model, and what does each part cost?
 
-    rocstar bench learner [rounds=9] [model=tiny|tiny-moe|30m|135m|qwen3-1.7b|qwen3-4b|30b-a3b-4l]
+    rocstar bench learner [rounds=9] [model=tiny|tiny-moe|30m|135m|qwen3-1.7b|qwen3-4b|14b-8l|30b-a3b-4l]
                           [device=cuda context=16384]
 
 In one process, in shuffled rounds, over the same trajectories:
@@ -58,8 +58,10 @@ SHAPES = {
     "30m": (512, 8, 8, 4, 64, 1536, 4096),
     "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936),
     "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936),
+    "14b-8l": (5120, 8, 40, 8, 128, 17408, 151936),  # Qwen3-14B with 8 of its 40 layers
     "30b-a3b-4l": (2048, 4, 32, 4, 128, 6144, 151936),  # Qwen3-30B-A3B with 4 of its 48 layers
 }
+UNTIED = ("14b-8l", "30b-a3b-4l")  # their head is no copy of the embeddings
 MIXTURES = {"30b-a3b-4l": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}}
 SHIPPED_MODELS = {"tiny": SHIPPED, "tiny-moe": SHIPPED.with_name("agent_moe")}
 PARTS = {"plan": "plan_s", "passes": "passes_s", "optimizer": "optimizer_s", "publish": "publish_s"}
@@ -69,7 +71,8 @@ PARTS = {"plan": "plan_s", "passes": "passes_s", "optimizer": "optimizer_s", "pu
 class Options:
     rounds: Annotated[int, "passes of each contender"] = 9
     model: Annotated[
-        Literal["tiny", "tiny-moe", "30m", "135m", "qwen3-1.7b", "qwen3-4b", "30b-a3b-4l"], "shape of the model"
+        Literal["tiny", "tiny-moe", "30m", "135m", "qwen3-1.7b", "qwen3-4b", "14b-8l", "30b-a3b-4l"],
+        "shape of the model",
     ] = "tiny"
     device: Annotated[Literal["cpu", "cuda"], "where it runs"] = "cpu"
     dtype: Annotated[Literal["float32", "bfloat16"] | None, "of the passes; none: the device's"] = None
@@ -78,6 +81,7 @@ class Options:
     trajectories: Annotated[int, "trajectories of a pass"] = 128
     micro_batch_tokens: Annotated[int | None, "tokens of a row; none: the learner's, or the context"] = None
     checkpointing: Annotated[Checkpointing, "what of the activations is computed again"] = "none"
+    offload: Annotated[bool, "with full checkpointing, keep the layers' inputs in host memory"] = False
     flash_attention: Annotated[FlashAttention, "kernels of packed attention on a GPU"] = "FA2"
     lora: Annotated[int, "rank of adapters; 0: all weights are trained"] = 0
     only: Annotated[
@@ -186,6 +190,7 @@ def _measure(options: Options, folder: Path, keep: Keep) -> None:
         device=options.device,
         micro_batch_tokens=options.row_tokens,
         activation_checkpointing=options.checkpointing,
+        activation_offload=options.offload,
         flash_attention=options.flash_attention,
         lora_rank=options.lora,
     )
@@ -247,9 +252,8 @@ def write_model(model: str, device: str, folder: str) -> None:
     torch.manual_seed(0)
     sizes = dict(zip(NAMES.split(), SHAPES[model], strict=True))
     kind, experts = ("qwen3_moe", MIXTURES[model]) if model in MIXTURES else ("qwen3", {})
-    config = AutoConfig.for_model(
-        kind, **sizes, **experts, tie_word_embeddings=not experts, max_position_embeddings=32768
-    )
+    tied = model not in UNTIED
+    config = AutoConfig.for_model(kind, **sizes, **experts, tie_word_embeddings=tied, max_position_embeddings=32768)
     with torch.device(device):
         written = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     written.to(torch.bfloat16).save_pretrained(folder)

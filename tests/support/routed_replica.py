@@ -1,4 +1,6 @@
-"""Compares the routes of a real engine on the CPU with transformers' routers: `routed_replica FAMILY`.
+"""Compares the routes of a real engine with transformers' routers in float32: `routed_replica FAMILY [gpu]`.
+
+On the CPU all agree. A GPU computes in bfloat16, which may choose otherwise at one position in ten.
 
 A shared prompt that is computed once, turns that end in bundles, a second turn, a preemption by new weights in the
 middle of a turn.
@@ -7,6 +9,7 @@ middle of a turn.
 import asyncio
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from engine.replica.config import ReplicaConfig
@@ -37,13 +40,25 @@ async def turn(replica, buffer, name, tokens, **options):
     return deltas
 
 
-async def main(family):
-    from tests.support.mixture import differing, own_routes, write_gpt_oss, write_mixture
+def compare(name, routes_TXE, own_TXE, allowed):
+    """allowed: the share of positions that may differ in some layer."""
+    from tests.support.mixture import differing
+
+    wrong = differing(routes_TXE, own_TXE)
+    print(f"{name}: {len(wrong)} of {len(routes_TXE)} positions differ", file=sys.stderr)
+    assert len(wrong) <= allowed * len(routes_TXE), wrong[:10]
+
+
+async def main(family, gpu=False):
+    from tests.support.mixture import own_routes, write_gpt_oss, write_mixture
 
     write = {"qwen3_moe": write_mixture, "gpt_oss": write_gpt_oss}[family]
     with tempfile.TemporaryDirectory() as folder:
         old, new = (write(Path(folder, f"weights-{seed}"), seed) for seed in (0, 1))
         config = ReplicaConfig(checkpoint=str(old), returns_routes=True, max_model_len=512, max_num_seqs=8)
+        if gpu:
+            config = replace(config, devices=(0,), dtype="bfloat16", eager=True, kv_blocks=256)
+        allowed = 0.1 if gpu else 0.0
         replica = Replica(config, 0, None, lambda *_: None)
         await replica.start()
         try:
@@ -57,10 +72,9 @@ async def main(family):
             again = await turn(replica, others[0], "second turn", 20)
             assert again[0].routes_from == 130
             assert again[0].cached_tokens >= 96
-            for buffer in (first, *others):
+            for number, buffer in enumerate((first, *others)):
                 ids = list(buffer.ids)[: buffer.routed]
-                wrong = differing(buffer.routes.ids_PXE, own_routes(old, ids))
-                assert not wrong, f"{len(wrong)} of {len(ids)} positions: {wrong[:10]}"
+                compare(f"request {number}", buffer.routes.ids_PXE, own_routes(old, ids), allowed)
             reached, updated = asyncio.Event(), TokenBuffer(prompt)
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(turn(replica, updated, "updated", 200, after=3, event=reached))
@@ -71,13 +85,11 @@ async def main(family):
             change = len(prompt) + spans[1][1] - 1  # the last old token is an input of the new weights
             ids = list(updated.ids)[: updated.routed]
             routes = updated.routes.ids_PXE
-            before = differing(routes[:change], own_routes(old, ids[:change]))
-            after = differing(routes[change:], own_routes(new, ids)[change:])
-            assert (before, after) == ([], []), change
-            print(f"{len(ids)} positions with a change at {change} agree", file=sys.stderr)
+            compare("before the change", routes[:change], own_routes(old, ids[:change]), allowed)
+            compare("after the change", routes[change:], own_routes(new, ids)[change:], allowed)
         finally:
             await replica.shutdown()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], gpu=sys.argv[2:] == ["gpu"]))

@@ -314,6 +314,7 @@ def parts() -> list[Part]:
         ),
         _learner_part("learner", "30b-a3b-4l", MIDDLE, 0),
         _learner_part("learner", "30b-a3b-4l", MIDDLE, 0, checkpointing="selective"),
+        *[_learner_part("learner", "14b-8l", LONG, 32, offload=offload) for offload in (False, True)],
         Part(
             name="rollouts_1.7b",
             full=own(
@@ -424,22 +425,30 @@ def _rollouts_part(concurrent: int) -> Part:
 
 
 def _learner_part(
-    who: str, model: str, context: int, rank: int, *, checkpointing: str = "full", flash_attention: str = "FA2"
+    who: str,
+    model: str,
+    context: int,
+    rank: int,
+    *,
+    checkpointing: str = "full",
+    offload: bool = False,
+    flash_attention: str = "FA2",
 ) -> Part:
     """who: "learner", or the "bare" model, which has the memory to itself too."""
     cut = (f"context={context}", f"trajectories={max(1, 65536 // context)}")
-    kept = f"checkpointing={checkpointing}"
+    kept = (f"checkpointing={checkpointing}", *(("offload=true",) if offload else ()))
     kernels = () if flash_attention == "FA2" else (f"flash_attention={flash_attention}",)
     named = ["" if checkpointing == "full" else f"_{checkpointing}", *(f"_{flash_attention.lower()}" for _ in kernels)]
+    named += ["_offload"] * offload
     return Part(
         name=f"{who}_{model}_{context // 1024}k_{'lora' if rank else 'full'}{''.join(named)}",
         full=bench(
-            *("learner", f"only={who}", f"model={model}", "device=cuda", *cut, f"lora={rank}", kept, *kernels),
+            *("learner", f"only={who}", f"model={model}", "device=cuda", *cut, f"lora={rank}", *kept, *kernels),
             "rounds=3",
         ),
         rehearsal=bench(
             *("learner", f"only={who}", f"model={'tiny-moe' if 'a3b' in model else 'tiny'}", "context=64"),
-            *("trajectories=4", f"lora={rank // 4}", kept, "rounds=1"),
+            *("trajectories=4", f"lora={rank // 4}", *kept, "rounds=1"),
         ),
         limit_s=200,
         read=_bench(
