@@ -102,10 +102,11 @@ class LearnerConfig:
     staleness of 1 or more these are few). Beyond it the learner ends before it updates. "auto": 3e-5, or 0.1 if `dtype`
     or `weights_dtype` is bfloat16 (`rocstar bench mismatch` measures what a model has). None: it is measured, but not
     judged."""
-    replay_routing: bool = False
+    replay_routing: bool | Literal["measure"] = False
     """Whether the learner sends each token of a mixture of experts to the experts that the sampler chose for it, in
     place of those that it would choose itself (`algo.learner.model.routing`). Where rounding lets the two choose
-    differently, the ratios would be of two models. The replicas of the run report their routes then
+    differently, the ratios would be of two models. "measure": the learner chooses itself, and the metric
+    routing_differs says for how many positions otherwise. With both, the replicas of the run report their routes
     (`ReplicaConfig.returns_routes`)."""
     minibatches: int = 2
     """Optimizer steps per batch."""
@@ -185,14 +186,8 @@ class LearnerConfig:
         auto = Rule("'auto', None or positive", lambda value: value in ("auto", None) or value > 0)
         betas = Rule("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= x < 1 for x in value))
         targets = Rule("one name or more", lambda value: isinstance(value, tuple) and value != ())
-        switches = (
-            "share_prefix",
-            "activation_offload",
-            "offload_optimizer",
-            "fp32_head",
-            "train_router",
-            "replay_routing",
-        )
+        switches = ("share_prefix", "activation_offload", "offload_optimizer", "fp32_head", "train_router")
+        replay = Rule("True, False or 'measure'", lambda value: value == "measure" or isinstance(value, bool))
         rules = (
             (positive, ("lr", "adam_eps", "grad_clip", "lora_alpha")),
             (finite, ("lr", "adam_eps", "weight_decay", "lora_alpha", "reference_kl_coef", "load_balancing_coef")),
@@ -205,6 +200,7 @@ class LearnerConfig:
             (whole(0), ("warmup_steps", "lora_rank")),
             (whole(1), ("minibatches", "micro_batch_tokens", "context_parallel", "threads")),
             (true_or_false, switches),
+            (replay, ("replay_routing",)),
             (targets, ("lora_targets",)),
             (one_of(*get_args(Schedule)), ("schedule",)),
             (one_of(*get_args(Checkpointing)), ("activation_checkpointing",)),
@@ -277,7 +273,8 @@ class LearnerConfig:
             for name, wanted in (("replay_routing", False), ("train_router", True), ("load_balancing_coef", 0)):
                 if (value := getattr(self, name)) != wanted:
                     raise ValueError(
-                        f"LearnerConfig.{name} must be {wanted} for {kind}, which is no mixture of experts, got {value}"
+                        f"LearnerConfig.{name} must be {wanted} for {kind}, which is no mixture of experts, got "
+                        f"{value!r}"
                     )
         dense = fields.get("mlp_only_layers") or fields.get("decoder_sparse_step", 1) != 1
         fused = fields.get("model_type") in _FUSED and not dense

@@ -324,7 +324,7 @@ class Trainer:
                 f"Which experts the sampler chose is not known. {fix}; or let the learner use them, with "
                 "learner.replay_routing=true"
             )
-        if self.config.replay_routing:
+        if self.config.replay_routing is True:
             return f"The learner used the sampler's experts, so routing is not the cause. {fix}"
         with_routes = mismatch_mean(micros, self.logprobs(micros, replay=True), live)
         other = result["routed_otherwise"] / result["routed"]
@@ -394,7 +394,7 @@ class Trainer:
         """Returns the routes of a row. replay: whether routers follow them; None: as configured."""
         if micro.routes_LXE is None:
             return None
-        replay = self.config.replay_routing if replay is None else replay
+        replay = self.config.replay_routing is True if replay is None else replay
         part = None if self.context is None else self.context.of(len(micro.routes_LXE))
         return RowRoutes(micro.routes_LXE, self.device, replay=replay, part=part)
 

@@ -135,7 +135,7 @@ def _flat_groups(steps: StepWindow) -> Iterator[Finding]:
 
 def _other_routes(steps: StepWindow) -> Iterator[Finding]:
     differs = steps.mean(metric.LEARNER_ROUTING_DIFFERS)
-    if differs > ROUTED and not steps.value("replay_routing", False):
+    if differs > ROUTED and steps.value("replay_routing") is not True:
         text = f"the learner sends {percent(differs)} of the positions to other experts than the sampler did"
         yield _alarm(steps, text, {metric.LEARNER_ROUTING_DIFFERS: differs}, "replay_routing")
 

@@ -73,7 +73,7 @@ def load(config: LearnerConfig, source: Path, context: Context | None = None) ->
     if config.replay_routing and not mixtures:
         raise ValueError(
             f"LearnerConfig.replay_routing must be False for {model.config.model_type!r}, which is no mixture of "
-            "experts, got True"
+            f"experts, got {config.replay_routing!r}"
         )
     cost = cost_of(model)
     scorer = Scorer(model, fp32_head=config.fp32_head, activation_offload=config.activation_offload, context=context)

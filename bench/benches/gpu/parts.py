@@ -375,8 +375,8 @@ def parts() -> list[Part]:
 
 
 def _quickstart_moe_part(*, replay: bool) -> Part:
-    """The quick start with the tiny mixture, whose routes the learner replays or chooses itself."""
-    routes = f"learner.replay_routing={str(replay).lower()}"
+    """The quick start with the tiny mixture, whose routes the learner replays, or chooses itself and compares."""
+    routes = f"learner.replay_routing={'true' if replay else 'measure'}"
     return Part(
         name="quickstart_moe" + "_replay" * replay,
         full=own(

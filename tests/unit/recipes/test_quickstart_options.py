@@ -109,6 +109,9 @@ def test_a_mixture_takes_the_options_of_mixtures() -> None:
     assert training.learner.replay_routing
     assert training.learner.context_parallel == 2
     assert training.replicas_config.returns_routes
+    measured = parse(Config, [MIXTURE, "learner.replay_routing=measure"]).training()
+    assert measured.learner.replay_routing == "measure"
+    assert measured.replicas_config.returns_routes
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,14 @@ def test_its_own_routes_change_no_bit_of_an_update(trainer, checkpoints, checkpo
     assert "routing_differs" not in expected
 
 
+def test_measuring_routes_counts_where_they_differ_and_changes_no_bit(trainer):
+    data = a_batch(random_routes("qwen3_moe", 3))
+    free, measured = trainer(share_prefix=False), trainer(replay_routing="measure", share_prefix=False)
+    assert 0.5 < measured.train(data, 1)["routing_differs"] <= 1
+    assert "routing_differs" not in free.train(dataclasses.replace(data, routes_NXE=None), 1)
+    assert torch.equal(weights(measured), weights(free))
+
+
 def test_layers_that_are_computed_again_have_the_same_routes(trainer):
     data = a_batch(random_routes("qwen3_moe", 3))
     kept, again = trainer(replay_routing=True), trainer(replay_routing=True, activation_checkpointing="full")

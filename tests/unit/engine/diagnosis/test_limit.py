@@ -256,7 +256,8 @@ def test_advice_whose_option_the_recipe_does_not_have_is_not_given(case):
     ],
 )
 def test_an_alarm_has_its_figures_and_a_run_with_one_is_not_healthy(figures, names, option):
-    found = diagnose([HEALTHY | figures], CONFIG | {"refills": 0, "deadline_s": 120.0, "learner.replay_routing": False})
+    options = CONFIG | {"refills": 0, "deadline_s": 120.0, "learner.replay_routing": "measure"}
+    found = diagnose([HEALTHY | figures], options)
     [alarm] = found.alarms
     assert set(alarm.figures) == names
     assert alarm.option == option
