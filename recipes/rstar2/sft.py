@@ -123,6 +123,11 @@ class Config:
         require_fields(self, at_least(0), "held_out_rows", "format_prompts", "format_temperature", "seed")
         if self.learner.steps is not None:
             raise ValueError(f"learner.steps is that of the run. Fix: steps={self.learner.steps} in its place")
+        if self.learner.replay_routing:
+            raise ValueError(
+                f"learner.replay_routing must be false, got {self.learner.replay_routing}: no sampler has chosen "
+                "experts for examples. Fix: leave it out"
+            )
         self.learner.check_ranks(self.plan.learner_ranks)  # and the plan's own checks, before anything starts
         self.learner.check_model(described)
 

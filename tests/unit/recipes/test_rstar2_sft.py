@@ -73,11 +73,13 @@ def test_on_gpus_each_is_a_rank_of_the_learner(data):
         ("format_temperature", "-1"),
         ("learner.lr", "0"),
         ("learner.steps", "7"),
-        ("learner.replay_routing", "true"),
+        ("learner.replay_routing", "true"),  # of a mixture too, since examples have no routes
+        ("learner.replay_routing", "measure"),
     ],
 )
-def test_a_wrong_option_names_the_field_before_anything_starts(data, field, value, capsys):
-    given = {"model": TINY, "data": data, field: value}
+@pytest.mark.parametrize("checkpoint", ["agent", "agent_moe"])
+def test_a_wrong_option_names_the_field_before_anything_starts(data, checkpoint, field, value, capsys):
+    given = {"model": TINY.with_name(checkpoint), "data": data, field: value}
     with pytest.raises(SystemExit) as ended:
         parse(Config, [f"{name}={text}" for name, text in given.items()])
     assert ended.value.code == 2
