@@ -94,10 +94,18 @@ class Options:
         require_fields(self, at_least(0), "lora")
         require_fields(self, none_or(at_least(32)), "context")
         require_fields(self, none_or(at_least(1)), "micro_batch_tokens")
+        if self.lora and self.mixture:
+            raise ValueError(f"lora must be 0 for {self.model}, whose experts get no adapters, got {self.lora}")
+        if self.offload and self.only == "bare":
+            raise ValueError("offload must be false for the bare model, got true")
         if self.cpu_time and (self.device, self.threads) != ("cpu", 1):
             raise ValueError("cpu_time must be false unless device=cpu and threads=1, got true")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device must be cpu here, got 'cuda': PyTorch finds no GPU")
+
+    @property
+    def mixture(self) -> bool:
+        return self.model in MIXTURES or self.model == "tiny-moe"
 
     @property
     def row_tokens(self) -> int:

@@ -1,8 +1,8 @@
 """Measures how the run's GPUs run: their use, clock, power and memory, and what processes of others hold there.
 
 NVIDIA's are asked by NVML (`nvidia-ml-py`), AMD's by AMD SMI (`amdsmi`, a part of ROCm). Every LOOK_S another thread
-asks each GPU once. What a GPU does not tell is left out. The part for AMD is written against AMD SMI's documentation;
-neither part was run on a GPU yet.
+asks each GPU once. What a GPU does not tell is left out. The part for AMD is written against AMD SMI's documentation
+and was not run on a GPU yet.
 """
 
 from __future__ import annotations

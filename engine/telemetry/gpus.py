@@ -1,7 +1,7 @@
 """Says which GPUs a run has: their kinds, their memory, how they are linked, and which other process means the same.
 
 NVIDIA's are asked by NVML (`nvidia-ml-py`), AMD's by AMD SMI (`amdsmi`, a part of ROCm). What a GPU does not tell is
-None. The part for AMD is written against AMD SMI's documentation; neither part was run on a GPU yet.
+None. The part for AMD is written against AMD SMI's documentation and was not run on a GPU yet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares the routes of a real engine with transformers' routers in float32: `routed_replica FAMILY [gpu]`.
 
-On the CPU all agree. A GPU computes in bfloat16, which may choose otherwise at one position in ten.
+On the CPU all agree. A GPU computes in bfloat16: 2 to 6 % of the positions differed on an H200, 10 % may.
 
 A shared prompt that is computed once, turns that end in bundles, a second turn, a preemption by new weights in the
 middle of a turn.
@@ -92,4 +92,7 @@ async def main(family, gpu=False):
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], gpu=sys.argv[2:] == ["gpu"]))
+    _, family, *where = sys.argv
+    if where not in ([], ["gpu"]):
+        sys.exit(__doc__)
+    asyncio.run(main(family, gpu=bool(where)))

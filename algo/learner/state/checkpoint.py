@@ -96,7 +96,7 @@ class Checkpoints:
 
     @property
     def _random(self) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-        """Each random number generator of this rank: how its state is read, and set. CUDA's has not yet run."""
+        """Each random number generator of this rank: how its state is read, and set. CUDA's was not yet set."""
         generators = {f"random_{dist.get_rank()}": (torch.get_rng_state, torch.set_rng_state)}
         if next(self._model.parameters()).device.type == "cuda":
             generators[f"random_cuda_{dist.get_rank()}"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)

@@ -10,7 +10,7 @@ sleep         a replica gives its memory up and takes it back, and says what it 
 imports       the modules that an engine and a learner on a GPU import
 rollouts      `rocstar bench rollout` with a model of 1.7B, whose options are given
 mismatch      `rocstar bench mismatch` with that model, whose options are given
-rl            LoRA training of that model, whose options are given
+rl            LoRA training of the model that `shape` names, whose options are given
 families      the learner's log-probabilities and gradients beside plain transformers', for each family of mixtures
 experts       the products of a mixture's layer as the learner has them, beside a loop over its experts
 pull          a replica on the second GPU is killed while it pulls weights from a learner on the first
@@ -99,6 +99,11 @@ class Options:
         Literal["qwen3-1.7b", "30b-a3b-4l", "small", "small-moe"], "the model of rollouts, mismatch, rl and pull"
     ] = "small"
     fields: Annotated[tuple[str, ...], Rest("options of what is started")] = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind of device: "cpu" or "cuda"."""
+        return "cpu" if self.device == "cpu" else "cuda"
 
     @property
     def model(self) -> Path:
@@ -225,13 +230,13 @@ def attention(options: Options) -> dict[str, Any]:
 def families(options: Options) -> dict[str, Any]:
     from bench.benches.gpu.families import compared_families
 
-    return compared_families(options.device)
+    return compared_families(options.kind)
 
 
 def experts(options: Options) -> dict[str, Any]:
     from bench.benches.gpu.families import compared_products
 
-    return compared_products(options.device)
+    return compared_products(options.kind)
 
 
 def sleep(options: Options) -> dict[str, Any]:

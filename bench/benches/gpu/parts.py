@@ -61,7 +61,9 @@ METRICS = {
     "mfu": share("MFU", "share of the device's peak"),
     "peak_bytes": megabytes("peak", "most memory", form=",.0f"),
     "alone_over_row": _given("alone / row", "time of trajectories one by one over that in one row"),
-    "difference": count("difference", "largest; of experts: of the outputs' norm, relative", form=".1e"),
+    "difference": count(
+        "difference", "largest difference; for experts, the norm of the difference over that of the outputs", form=".1e"
+    ),
     "loop_over_grouped": _given("loop / grouped", "time of a loop over the experts of a layer over grouped products"),
     "logprobs": count("from exact", "|learner - float32| of log-probabilities, mean", form=".1e"),
     "gradients": count("gradient, from exact", "norm of the difference over that of the gradient", form=".1e"),

@@ -1,6 +1,6 @@
 """Lets an engine report the routes of its tokens. It runs inside the engine's workers, and adapts interfaces of vLLM.
 
-On GPUs vLLM reports them itself (`enable_return_routed_experts`), with a row for each decoder layer; here is only said
+On GPUs vLLM reports them itself (`enable_return_routed_experts`), with a row for each decoder layer; this only says
 which of the layers are mixtures (vLLM 0.32). On the CPU vLLM cannot. There each router tells its choice, which is kept
 by KV slot (`engine.replica.routes.slots`) in the one process that the engine has, where its scheduler reads it.
 """

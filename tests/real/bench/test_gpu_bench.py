@@ -82,14 +82,28 @@ def test_parts_are_told_by_their_beginnings():
 
 @pytest.mark.timeout(300)
 def test_the_cheap_parts_are_rehearsed_to_the_last_line(tmp_path):
-    arguments = ["-m", "bench", "gpu", "rehearse=true", "parts=doctor,attention,learner_qwen3-1.7b_4k_lora"]
+    named = "parts=doctor,attention,experts,learner_qwen3-1.7b_4k_lora,learner_30b-a3b-4l_16k_full"
+    arguments = ["-m", "bench", "gpu", "rehearse=true", named]
     command = [sys.executable, *arguments, f"into={tmp_path / 'results'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     rows = json.loads(done.stdout.splitlines()[-1])["figures"]
     assert rows["doctor"] == {"jail": 1.0}
     assert rows["attention"]["difference"] < 1e-3
+    assert rows["experts"]["difference"] < 1e-3
     assert rows["learner_qwen3-1.7b_4k_lora"]["training_tgs"] > 0
+    assert rows["learner_30b-a3b-4l_16k_full"]["training_tgs"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_the_learner_of_mixtures_is_compared_with_transformers(tmp_path):
+    command = [sys.executable, "-m", "bench.benches.gpu.measures", "families", f"into={tmp_path / 'families.json'}"]
+    subprocess.run(command, cwd=ROOT, timeout=280, check=True)
+    measured = json.loads((tmp_path / "families.json").read_text())
+    assert measured["failed"] == {}
+    assert set(measured["families"]) == {"Qwen3Moe", "GptOss"}
+    assert measured["logprobs"] < 1e-5
+    assert measured["gradients"] < 1e-4
 
 
 def test_what_a_part_asks_of_a_gpu_is_understood_where_there_is_none(tmp_path):

@@ -1,7 +1,8 @@
 """Computes what a rank of the learner allocates on its GPU, at each moment at which it may be most.
 
-A test runs the learner's own code on fake GPUs and compares (tests/real/algo/test_fake_gpus.py): no GPU has been
-compared. Ranks hold gathered weights of two layers at a time; a single rank keeps all of them.
+A test runs the learner's own code on fake GPUs and compares (tests/real/algo/test_fake_gpus.py); four cases were
+compared with an H200 (recipes/machines.md). Ranks hold gathered weights of two layers at a time; a single rank keeps
+all of them.
 
 Legend: P parameters and T trained ones (all, or those of the adapters), R ranks, H hidden size, V vocabulary, N tokens
 that a rank has of a row; float32 has 4 bytes, bfloat16 has 2.

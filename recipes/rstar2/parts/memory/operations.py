@@ -1,7 +1,8 @@
 """Computes the operations of a training step: what the model needs, what is executed, and the MFU that this allows.
 
 A test compares both with PyTorch's FlopCounterMode over the learner's own code (tests/real/algo/
-test_fake_gpus.py). How near kernels come to a GPU's peak is an assumption: nothing was measured on a GPU.
+test_fake_gpus.py). How near kernels come to a GPU's peak is an assumption. On an H200 attention reached 31 to 33 % of
+it, and the MFU was 0.16 and 0.25 where this allows 0.33 and 0.31 (recipes/machines.md).
 """
 
 from __future__ import annotations
