@@ -43,6 +43,7 @@ from algo.learner.learner import keep_freed_memory
 from algo.learner.model.attention import PACKED, bounds, register
 from algo.learner.pack import MicroBatch, MiniBatch, plan
 from algo.learner.trainer import Trainer
+from bench.benches.shapes import fields_of, is_mixture
 from bench.measuring.bench import Bench, Keep
 from bench.measuring.metric import Kind, megabytes, milliseconds, rate, ratio, share
 from bench.measuring.result import Figures
@@ -52,17 +53,9 @@ from engine.types import Batch
 from recipes.tiny.task import SHIPPED
 from sandbox.require import at_least, none_or, require_fields
 
-NAMES = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size"
-SHAPES = {
-    "135m": (576, 30, 9, 3, 64, 1536, 49152),  # as SmolLM2-135M
-    "30m": (512, 8, 8, 4, 64, 1536, 4096),
-    "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936),
-    "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936),
-    "14b-8l": (5120, 8, 40, 8, 128, 17408, 151936),  # Qwen3-14B with 8 of its 40 layers
-    "30b-a3b-4l": (2048, 4, 32, 4, 128, 6144, 151936),  # Qwen3-30B-A3B with 4 of its 48 layers
-}
+VOCABULARIES = {"135m": 49152, "30m": 4096}
+QWEN_VOCABULARY = 151936  # of all others
 UNTIED = ("14b-8l", "30b-a3b-4l")  # their head is no copy of the embeddings
-MIXTURES = {"30b-a3b-4l": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}}
 SHIPPED_MODELS = {"tiny": SHIPPED, "tiny-moe": SHIPPED.with_name("agent_moe")}
 PARTS = {"plan": "plan_s", "passes": "passes_s", "optimizer": "optimizer_s", "publish": "publish_s"}
 
@@ -105,7 +98,7 @@ class Options:
 
     @property
     def mixture(self) -> bool:
-        return self.model in MIXTURES or self.model == "tiny-moe"
+        return self.model == "tiny-moe" or is_mixture(self.model)
 
     @property
     def row_tokens(self) -> int:
@@ -258,10 +251,12 @@ def model_of(options: Options, folder: Path) -> Path:
 def write_model(model: str, device: str, folder: str) -> None:
     """Writes a random checkpoint."""
     torch.manual_seed(0)
-    sizes = dict(zip(NAMES.split(), SHAPES[model], strict=True))
-    kind, experts = ("qwen3_moe", MIXTURES[model]) if model in MIXTURES else ("qwen3", {})
-    tied = model not in UNTIED
-    config = AutoConfig.for_model(kind, **sizes, **experts, tie_word_embeddings=tied, max_position_embeddings=32768)
+    config = AutoConfig.for_model(
+        **fields_of(model),
+        vocab_size=VOCABULARIES.get(model, QWEN_VOCABULARY),
+        tie_word_embeddings=model not in UNTIED,
+        max_position_embeddings=32768,
+    )
     with torch.device(device):
         written = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     written.to(torch.bfloat16).save_pretrained(folder)

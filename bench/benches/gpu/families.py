@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from algo.learner.config import LearnerConfig
 from algo.learner.hosts import listen_on
 from algo.learner.trainer import Trainer
 from algo.loss.policy_losses import PpoClip
+from bench.benches.shapes import fields_of
 from engine.types import Batch
 
 VOCABULARY = 512
@@ -55,8 +56,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 REHEARSED = ("Qwen3Moe", "GptOss")  # on the CPU
 ATTENTION = {"DeepseekV3": "sdpa"}  # else packed
 BEGINNING, LENGTHS = 100, (310, 150, 420, 233, 190)
-LAYER = {"hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}  # 30B-A3B
-SMALL_LAYER = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
 LAYER_TOKENS, ROUNDS = 16384, 5
 LOSS = PpoClip(clip_low=1.0, clip_high=1e9, dual_clip=None)  # ratio times advantage, which has no steps
 
@@ -199,16 +198,16 @@ def compared_products(device: str) -> dict[str, Any]:
     with the router, and how far apart they are: the norm of the difference of the outputs over that of the outputs.
     """
     on_gpu = device == "cuda"
-    sizes = LAYER if on_gpu else SMALL_LAYER
+    layer = fields_of("30b-a3b-4l" if on_gpu else "small-moe") | {"num_hidden_layers": 1, "vocab_size": 8}
     dtype = torch.bfloat16 if on_gpu else torch.float32
     blocks = {}
     for kind in ("eager", "grouped_mm"):
-        config = transformers.Qwen3MoeConfig(**sizes, num_hidden_layers=1, vocab_size=8)  # each model changes its own
+        config = AutoConfig.for_model(**layer)  # each model changes its own
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, experts_implementation=kind)
         blocks[kind] = model.model.layers[0].mlp.to(device, dtype)
         assert model.model.layers[0].mlp.experts.config._experts_implementation == kind
-    given = torch.randn(1, LAYER_TOKENS if on_gpu else 128, sizes["hidden_size"], device=device, dtype=dtype)
+    given = torch.randn(1, LAYER_TOKENS if on_gpu else 128, layer["hidden_size"], device=device, dtype=dtype)
 
     def run(kind: str) -> Tensor:
         output: Tensor = blocks[kind](given.clone().requires_grad_())

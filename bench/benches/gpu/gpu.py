@@ -41,9 +41,9 @@ class Options:
 
     def __post_init__(self) -> None:
         require("minutes", self.minutes, positive)
-        if not self.wanted:
-            known = ", ".join(part.name for part in parts())
-            raise ValueError(f"parts must be beginnings of {known}, got {','.join(self.parts)!r}")
+        names = [part.name for part in parts()]
+        if unknown := [given for given in self.parts if not any(name.startswith(given) for name in names)]:
+            raise ValueError(f"parts must be beginnings of {', '.join(names)}, got {','.join(unknown)!r}")
 
     @property
     def wanted(self) -> list[Part]:

@@ -85,7 +85,6 @@ MEDIANS = (
     metric.CANARY_MEAN_ABS,
     metric.CANARY_MAX_ABS,
     metric.LEARNER_ROUTING_DIFFERS,
-    metric.LEARNER_ROUTING_UNKNOWN,
 )
 
 

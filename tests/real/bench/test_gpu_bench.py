@@ -78,6 +78,8 @@ def test_parts_are_told_by_their_beginnings():
     wanted = gpu.Options(parts=("sleep", "weights")).wanted
     assert [one.name for one in wanted] == ["sleep", "weights_shm", "weights_adapter", "weights_nccl"]
     assert len({one.name for one in parts()}) == len(parts())
+    with pytest.raises(ValueError, match=r"parts must be beginnings of .*, got 'nope'"):
+        gpu.Options(parts=("sleep", "nope"))
 
 
 @pytest.mark.timeout(300)
